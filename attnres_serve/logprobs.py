@@ -15,8 +15,8 @@ class Comparison:
         tokens: how many there are.
         mean: of |difference|, in nats.
         maximum: of |difference|, in nats.
-        kl: estimate of the KL divergence of the trainer's distribution from the engine's, in nats
-            for a token; for tokens that the engine sampled at temperature 1.
+        kl: estimate of KL(engine || trainer), in nats for a token; for tokens that the engine
+            sampled at temperature 1.
         outside: share of tokens whose ratio, trainer to engine, leaves [0.8, 1.2].
     """
 

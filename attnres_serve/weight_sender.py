@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -21,7 +22,7 @@ class WeightSender:
 
     def __init__(self, url: str, key: str | None = None, partial: bool = False) -> None:
         self._url, self._key = url.rstrip("/"), key or os.environ.get("OPENAI_API_KEY")
-        self.post("init_weight_transfer_engine", init_info={"partial": partial})
+        self._partial = partial
 
     def send(self, tensors: Iterable[tuple[str, Any]], version: str | None = None) -> None:
         """Replace the weights; running requests end first, and new ones wait.
@@ -32,16 +33,26 @@ class WeightSender:
             version: what the weights are called from then on.
 
         Raises:
-            RuntimeError: the server refuses, with its sentence; the old weights stay.
+            RuntimeError: the server refuses, with its sentence.  The old weights stay and are
+                served, unless it says that they are not whole; then it serves nothing.
         """
-        self.post("pause?mode=wait")
-        try:
-            self.post("start_weight_update")
-            with tensor_file.file_of(tensors) as path:
-                self.post("update_weights", update_info={"path": path})
-            self.post("finish_weight_update", weight_version=version)
-        finally:
+        with tensor_file.file_of(tensors) as path:
+            try:
+                self.post("pause?mode=wait")
+                self._replace(path, version)
+            except BaseException:
+                with suppress(RuntimeError, OSError):
+                    self.post("shutdown_weight_transfer_engine")  # ends the update
+                with suppress(RuntimeError, OSError):
+                    self.post("resume")  # which an engine without whole weights refuses
+                raise
             self.post("resume")
+
+    def _replace(self, path: str, version: str | None) -> None:
+        self.post("init_weight_transfer_engine", init_info={"partial": self._partial})
+        self.post("start_weight_update")
+        self.post("update_weights", update_info={"path": path})
+        self.post("finish_weight_update", weight_version=version)
 
     def post(self, route: str, **body: Any) -> dict[str, Any]:
         """What a route of the server answers.

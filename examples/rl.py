@@ -10,6 +10,7 @@ of the reward, and puts the new weights in the place of the server's.  The last 
 import argparse
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -106,7 +107,8 @@ def serving() -> Iterator[str]:
     """A server of the demo, for as long as it is used."""
     port = URL.rpartition(":")[2]
     words = [sys.executable, "-m", "attnres_serve", "serve", str(DEMO), "--port", port, *FLAGS]
-    server = subprocess.Popen(words, stdout=sys.stderr)
+    key = os.environ.setdefault("OPENAI_API_KEY", secrets.token_urlsafe())
+    server = subprocess.Popen(words, stdout=sys.stderr, env=os.environ | {"VLLM_API_KEY": key})
     try:
         while server.poll() is None and not is_ready():
             time.sleep(1)

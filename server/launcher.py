@@ -103,6 +103,11 @@ def serve(
     given_key = arguments.has("api_key")
     if not (keys or given_key or os.environ.get("VLLM_API_KEY", "key").strip()):
         raise SettingError("VLLM_API_KEY is set and empty; give it a key or unset it.")
+    if own.enable_weight_updates and not (keys or given_key or os.environ.get("VLLM_API_KEY")):
+        raise SettingError(
+            "--enable-weight-updates opens routes that pause the server and replace its model, and "
+            "there is no API key; set VLLM_API_KEY, or give --api-key-file."
+        )
     if device.is_cpu() and own.attnres_backend != "torch":
         library.compile_ahead(dtype)  # beside all that is imported from here on
     check_plugin()

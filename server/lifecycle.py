@@ -25,8 +25,10 @@ from attnres_serve.compat import (
     openai_server,
     requests,
 )
+from attnres_serve.compat.workarounds.replacing_calls import why_not_whole
 from attnres_serve.server.bounds.guard import METRICS, PROBES, is_of_page
 from attnres_serve.server.refusal import refuse
+from attnres_serve.server.routes import weights
 from attnres_serve.server.start import example
 from attnres_serve.start import events
 
@@ -100,7 +102,11 @@ class Lifecycle:
         """Why no request should be sent here, in one sentence; None if it may."""
         if self.stopping:
             return "The server is stopping."
-        return "The engine is dead." if self._client.errored else self._cold
+        return "The engine is dead." if self._client.errored else self._cold or self.not_whole()
+
+    def not_whole(self) -> str | None:
+        """Why the engine serves nothing after an update that failed half-way, in one sentence."""
+        return why_not_whole(self._client)
 
     def drain(self, timeout: float) -> float:
         """Wait for the delay, refuse new requests then, and wait for those that run.
@@ -195,12 +201,19 @@ class Gate:
             await refuse(503, message, retry_after=str(GRACE), connection="close")(
                 scope, receive, send
             )
+        elif self._is_work(scope) and (reason := self.lifecycle.not_whole()) is not None:
+            await refuse(503, reason)(scope, receive, send)
         else:
             self.lifecycle.running += 1
             try:
                 await self.app(scope, receive, self._last_of_connection(send))
             finally:
                 self.lifecycle.running -= 1
+
+    def _is_work(self, scope: Scope) -> bool:
+        """Whether a request is for the model, and not of those that replace its weights."""
+        path = get_route_path(scope)
+        return scope["method"] == "POST" and (path == "/resume" or path not in weights.ROUTES)
 
     def _last_of_connection(self, send: Send) -> Send:
         """A ``send`` that has clients connect anew once the server stops, to another server."""

@@ -31,15 +31,18 @@ SERVED = (traces, passes, bank, weights)
 
 for _outcome in OUTCOMES:  # so that the first one is an increase
     traces.labels(_outcome)
-weights.labels("default")  # those of the start
+_told = {"version": "default"}  # of the weights of the start
+weights.labels(_told["version"])
 
 _counted: dict[tuple[str, str], int] = {}
 
 
 def tell_weights(version: str, changed: float | None) -> None:
-    """Say since when the weights are those of a version; nothing where they are the first."""
-    if changed is not None:
-        weights.labels(version).set(changed)
+    """Say since when the weights are those of a version, and of no other; 0 for the first."""
+    if version != (before := _told["version"]):
+        weights.remove(before)
+        _told["version"] = version
+    weights.labels(version).set(changed or 0)
 
 
 def count_passes(executed: dict[str, dict[str, int]]) -> None:

@@ -29,8 +29,12 @@ def local_path(name: str) -> Path | None:
     return path if exists or looks_like_a_path(name) else None
 
 
-def on_this_machine(name: str) -> Path:
+def on_this_machine(name: str, revision: str | None = None) -> Path:
     """The path that a name means, or the model's snapshot in the Hugging Face cache.
+
+    Args:
+        name: a folder or a model id.
+        revision: of a model id.
 
     Raises:
         CheckpointError: the model is not in the cache.
@@ -42,7 +46,7 @@ def on_this_machine(name: str) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        cached = try_to_load_from_cache(name, "config.json")
+        cached = try_to_load_from_cache(name, "config.json", revision=revision)
     except HFValidationError:
         cached = None
     if not isinstance(cached, str):

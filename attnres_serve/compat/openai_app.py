@@ -1,6 +1,6 @@
 """vLLM's FastAPI app: its routes, headers, state and end."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -220,8 +220,8 @@ BODIES = Patch(
 )
 
 
-def include_weight_routes(app) -> None:
-    """Add vLLM's routes for a trainer that replaces weights, and none for development."""
+def include_weight_routes(app, paths: Collection[str]) -> None:
+    """Add those of vLLM's routes for a trainer that have one of the paths."""
     from vllm.entrypoints.rl.online.api_router import router
 
-    app.include_router(router)
+    app.router.routes += [route for route in router.routes if route.path in paths]

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+TARGET, DRAFT = "target", "draft"  # models of a worker
 # Flags of layers that vLLM has processed.
 _PROCESSED = "_already_called_process_weights_after_loading"
 _Layout = tuple[torch.Size, tuple[int, ...], int]  # size, stride and offset of a view

@@ -56,16 +56,27 @@ def plain(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def tensors_of(path: str) -> Iterator[tuple[str, Any]]:
-    """The tensors of a file by name.
+    """Copies of the tensors of a file by name; its owner may write into it later.
 
     Raises:
-        CheckpointError: there is no such file, or it is damaged.
+        CheckpointError: there is no such file where ``file_of`` puts one, or it is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:
+        found = Path(path).resolve(strict=True)
+        _check_place(found)
+        with safe_open(found, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping
-                yield name, file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
+                yield name, file.get_tensor(name).clone()
+    except (SafetensorError, OSError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read as tensors ({error}).") from None
+
+
+def _check_place(path: Path) -> None:
+    """Raise OSError unless a path is of a regular file below the folders for such files."""
+    folders = [_MEMORY.resolve(), Path(tempfile.gettempdir()).resolve()]
+    if not any(map(path.is_relative_to, folders)):
+        raise OSError(f"expected a file below {folders[0]} or {folders[1]}")
+    if not path.is_file():
+        raise OSError("expected a regular file")

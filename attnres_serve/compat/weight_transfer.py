@@ -14,6 +14,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from attnres_serve.compat import tensor_file
+from attnres_serve.errors import SettingError
 
 
 class Update(Protocol):
@@ -29,7 +30,7 @@ class InitInfo(WeightTransferInitInfo):
     """What a trainer tells first.
 
     Attributes:
-        partial: whether tensors that an update does not send stay as they are.
+        partial: whether tensors that the next update does not send stay as they are.
     """
 
     partial: bool = False
@@ -54,6 +55,8 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     update: Update | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
+        if type(init_info.partial) is not bool:
+            raise SettingError(f"partial is {init_info.partial!r}; it is true or false.")
         self.partial = init_info.partial
 
     def start_weight_update(self) -> None:
@@ -66,7 +69,10 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def finish_weight_update(self) -> None:
         assert self.update is not None, "vLLM lets no end come before a start"
-        self.update.apply()
+        try:
+            self.update.apply()
+        finally:
+            self.partial = False  # of one update alone
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        self.partial = False

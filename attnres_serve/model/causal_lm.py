@@ -122,9 +122,9 @@ class AttnResMixin(LoadingMixin):
         """An update of the weights that a worker serves; see ``replacing.begin``."""
         return replacing.begin(worker, is_draft_model, is_partial)
 
-    def attn_res_read(self, worker: Any, folder: str) -> None:
+    def attn_res_read(self, worker: Any, name: str | None) -> None:
         """Replace the weights by those of a folder; see ``replacing.from_folder``."""
-        replacing.from_folder(worker, folder)
+        replacing.from_folder(worker, name)
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
         """Let the decoder give what heads of EAGLE's kind read before these layers."""

@@ -1,6 +1,6 @@
 """Where the weights of a running model come from, so that a part of them can be replaced."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from attnres_serve.checkpoints import hub, read
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families.family import EMBEDDINGS, HEAD
 
 WAY = "send all tensors, or give weights_path once."
 
@@ -37,12 +38,27 @@ class Origin:
                 "the update is declared partial, and the other tensors came from a trainer or are "
                 f"no longer in a folder; {WAY}"
             )
-        if self._files() != self._stamp:
-            raise CheckpointError(
-                "the update is declared partial, and the other tensors would be read from "
-                f"{self.name}, whose files have changed since they were loaded; {WAY}"
-            )
+        self.check_unchanged("the update is declared partial, and the other tensors are read from")
         return local
+
+    def check_unchanged(self, what: str) -> None:
+        """Raise CheckpointError if the folder's files are others than when this was made.
+
+        Args:
+            what: begins the sentence, before the folder.
+        """
+        if self._files() != self._stamp:
+            raise CheckpointError(f"{what} {self.name}, whose files have changed meanwhile; {WAY}")
+
+    def with_newer(self, sent: Mapping[str, Tensor], is_tied: bool) -> dict[str, Tensor]:
+        """What takes the place of the folder's tensors with further ones, by house names.
+
+        Args:
+            sent: the further ones.
+            is_tied: whether the head is the embedding; an older one of it does not stay then.
+        """
+        twin = {HEAD} if is_tied and not sent.keys().isdisjoint(EMBEDDINGS) else set()
+        return {name: x for name, x in self.newer.items() if name not in twin} | {**sent}
 
     def _files(self) -> dict[str, tuple[int, int]]:
         local = None if self.name is None else hub.local_path(self.name)
@@ -58,17 +74,22 @@ def stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
         yield from read.tensors(path)
 
 
-def rest(index: TensorIndex, folder: Path, taken: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+def rest(
+    index: TensorIndex, folder: Path, newer: Mapping[str, Tensor], is_tied: bool
+) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a folder without those that others have taken the place of.
 
     Args:
         index: of the same model, which no tensor of the folder was entered in.
         folder: the checkpoint.
-        taken: house names.
+        newer: those others, by house names.
+        is_tied: whether the head is the embedding, and comes with a newer one.
 
     Yields:
         A tensor by its own name, or a part of one by its house name.
     """
+    twin = {HEAD} if is_tied and not newer.keys().isdisjoint(EMBEDDINGS) else set()
+    taken = newer.keys() | twin
     for own, tensor in stored(folder):
         parts = dict(index.pieces(own, tensor))
         left = {name: piece for name, piece in parts.items() if name not in taken}

@@ -3,7 +3,8 @@
 All of them are validated before one is touched: a bad tensor leaves the old weights as they are.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,10 +14,12 @@ from torch import Tensor
 from attnres_serve.checkpoints import hub, read
 from attnres_serve.checkpoints.files import read_headers
 from attnres_serve.checkpoints.finite import check_finite
-from attnres_serve.checkpoints.names import is_draft
+from attnres_serve.checkpoints.names import TIED, is_draft
 from attnres_serve.checkpoints.tensors import Stored, check_shape
 from attnres_serve.compat import decoder, renewal
+from attnres_serve.compat.renewal import DRAFT, TARGET
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families.family import EMBEDDINGS, HEAD
 from attnres_serve.model import origin
 from attnres_serve.model.loading import LoadingMixin
 from attnres_serve.model.origin import Origin
@@ -60,11 +63,13 @@ class ModelUpdate:
     def take(self, name: str, tensor: Tensor) -> None:
         parts = self._index.take(name, _header(name, tensor))
         first = next(iter(parts))
+        tensor = _copy(tensor)  # its owner may change it
         check_finite(name, tensor, self._model.attn_res_served_in(first, parts[first]))
         for part, piece in self._index.pieces(name, tensor):
             self._index.check_values(part, piece)
-        if any(map(self._model.attn_res_is_here, parts)):
-            self._tensors[name] = _copy(tensor)
+        is_twin = self._base.is_tied and not parts.keys().isdisjoint(TIED)  # of what is here
+        if is_twin or any(map(self._model.attn_res_is_here, parts)):
+            self._tensors[name] = tensor
 
     def apply(self) -> None:
         head = {name for name in self._index.stored if is_draft(name, self._base.config)}
@@ -73,11 +78,12 @@ class ModelUpdate:
                 f"the update lacks the tensor {missing[0]} (in house names) of the head that "
                 "predicts further tokens; send all of its tensors, or none."
             )
+        has_head = bool(head) and self._model.attn_res_has_head
         if self._is_partial:
-            self._apply_partial(bool(head))
+            self._apply_partial(has_head)
             return
         self._index.close()
-        renew(self._worker, self._model, self._config, self._tensors.items, has_head=bool(head))
+        renew(self._worker, self._model, self._config, self._tensors.items, has_head)
         self._model.attn_res_origin = Origin(None)
 
     @property
@@ -88,15 +94,24 @@ class ModelUpdate:
         of_rest = self._model.attn_res_origin
         folder = of_rest.folder()
         self._model.attn_res_validate(str(folder))
-        newer = dict(of_rest.newer)
+        sent: dict[str, Tensor] = {}
         for name, tensor in self._tensors.items():
-            newer |= self._index.pieces(name, tensor)
+            sent |= self._index.pieces(name, tensor)
+        newer = of_rest.with_newer(sent, self._base.is_tied)
 
         def whole() -> Iterator[tuple[str, Tensor]]:
             yield from newer.items()
-            yield from origin.rest(self._model.attn_res_index(True), folder, newer)
+            yield from origin.rest(
+                self._model.attn_res_index(True), folder, newer, self._base.is_tied
+            )
 
-        renew(self._worker, self._model, self._config, whole, has_head=has_head)
+        together = self._model.attn_res_index(takes_house_names=True)
+        for name, tensor in whole():
+            together.take(name, _header(name, tensor))
+            for part, piece in together.pieces(name, tensor):
+                together.check_values(part, piece)
+        together.close()
+        renew(self._worker, self._model, self._config, whole, has_head)
         of_rest.newer = newer
 
 
@@ -119,8 +134,9 @@ class DraftUpdate:
             how = "has come before" if name in self._tensors else "is not in its folder"
             raise CheckpointError(f"the tensor {name} of the draft {how}; send each one once.")
         check_shape(name, found.shape, self._wanted[name].shape)
+        tensor = _copy(tensor)  # its owner may change it
         check_finite(name, tensor, self._config.dtype)
-        self._tensors[name] = _copy(tensor)
+        self._tensors[name] = tensor
 
     def apply(self) -> None:
         if missing := self._wanted.keys() - self._tensors.keys():
@@ -145,40 +161,84 @@ def begin(worker: Any, is_draft_model: bool = False, is_partial: bool = False) -
     return DraftUpdate(worker, *found)
 
 
-def from_folder(worker: Any, folder: str) -> None:
+def from_folder(worker: Any, name: str | None) -> None:
     """Put the checkpoint of a folder in the place of what a worker serves.
+
+    Args:
+        worker: vLLM's.
+        name: the folder, or a model id whose files are on this machine; None for what is served.
 
     Raises:
         CheckpointError: it is no checkpoint of this model that can be served; nothing was changed.
     """
     model: Any = worker.get_model()
+    revision = worker.model_config.revision if name is None else None
+    folder = str(hub.on_this_machine(name or worker.model_config.model, revision))
+    found = Origin(folder)  # before its values are looked at
     model.attn_res_validate(folder)
-    has_head = model.attn_res_has_head
-    renew(worker, model, worker.model_config, lambda: origin.stored(Path(folder)), has_head)
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        yield from origin.stored(Path(folder))
+        found.check_unchanged("the weights were being read from")
+
+    renew(worker, model, worker.model_config, tensors, model.attn_res_has_head)
     worker.model_config.model, worker.model_config.revision = folder, None
-    model.attn_res_origin = Origin(folder)
+    model.attn_res_origin = found
 
 
 def renew(worker: Any, model: Any, config: Any, tensors: Any, has_head: bool = False) -> None:
     """Load a model anew, and with it the head of the same checkpoint.
 
     Args:
-        worker: vLLM's, which has no whole weights from here on until this returns.
+        worker: vLLM's; its ``attn_res_broken`` names models without whole weights.
         model: what is loaded.
         config: vLLM's configuration of it.
         tensors: gives all its tensors that are validated, each time that it is called.
         has_head: whether drafts come from a head that the tensors have too.
     """
-    worker.attn_res_is_whole = False
-    if isinstance(model, LoadingMixin):
-        with model.attn_res_expecting(takes_house_names=True):
+    found = decoder.draft_model(worker) if has_head else None
+    names = {TARGET if model is worker.get_model() else DRAFT} | ({DRAFT} if found else set())
+    with _broken(worker, names):
+        if isinstance(model, LoadingMixin):
+            untied = getattr(config, "word_embeddings_untied_by_checkpoint", False)
+            adds_head = untied and model.attn_res_base.is_tied
+
+            def whole() -> Iterator[tuple[str, Tensor]]:
+                return _with_head(model, tensors()) if adds_head else iter(tensors())
+
+            with model.attn_res_expecting(takes_house_names=True):
+                renewal.renew(model, config, lambda: model.load_weights(whole()))
+        else:
             renewal.renew(model, config, lambda: model.load_weights(tensors()))
-    else:
-        renewal.renew(model, config, lambda: model.load_weights(tensors()))
-    if has_head and (found := decoder.draft_model(worker)) is not None:
-        head, of_head = found
-        renewal.renew(head, of_head, lambda: head.load_weights(tensors()))
-    worker.attn_res_is_whole = True
+        if found is not None:
+            head, of_head = found
+            renewal.renew(head, of_head, lambda: head.load_weights(tensors()))
+
+
+def _with_head(
+    model: LoadingMixin, tensors: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors and the head of a tied model, which may not be among them.
+
+    Where the checkpoint of the start stores it, vLLM's model has a parameter for it alone.
+    """
+    index, embedding, has_head = model.attn_res_index(takes_house_names=True), None, False
+    for own, tensor in tensors:
+        for name, piece in index.pieces(own, tensor):
+            has_head |= name == HEAD
+            embedding = piece if name in EMBEDDINGS else embedding
+        yield own, tensor
+    if not has_head and embedding is not None:
+        yield HEAD, embedding
+
+
+@contextmanager
+def _broken(worker: Any, names: set[str]) -> Iterator[None]:
+    """Models of a worker have no whole weights within, nor after a failure."""
+    others: set[str] = set(getattr(worker, "attn_res_broken", ())) - names
+    worker.attn_res_broken = others | names
+    yield
+    worker.attn_res_broken = others
 
 
 def _header(name: str, tensor: Any) -> Stored:

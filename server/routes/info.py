@@ -121,6 +121,7 @@ async def keep_counting(client) -> None:
     while not client.errored:
         try:
             await executed(client)
+            await weights_of(client)
             failing = False
         except Exception as error:  # the next time may go well
             if not failing and not client.errored:  # a dead engine has its own end (``lifecycle``)

@@ -99,6 +99,7 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
         chosen = chosen_sites(body.sites, [site for site in places if site.mixes])
     except SettingError as error:
         raise HTTPException(400, str(error)) from None
+    weights = await requests.weights_of(client)
     given = await _prompt(body, raw_request)
     _check_length(client, policy, body, len(given))
     length = len(given) + body.max_tokens
@@ -145,6 +146,10 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
             return trace_answer.predictions(run.predicted, positions, following, texts_of)
 
         head["logprobs"] = {"unedited": named(plain), "edited": named(found) if edits else None}
+    if await requests.weights_of(client) != weights:
+        raise HTTPException(
+            409, "The weights were replaced while this trace was computed; ask for it again."
+        )
     if lens is not None:
         head["lens"] = readings.answered(chosen, positions, lens, found.lens, texts_of)
     pieces = [(site, *found.sites[site.index]) for site in chosen]

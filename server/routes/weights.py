@@ -8,10 +8,29 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from attnres_serve.compat import openai_app, requests
-from attnres_serve.compat.workarounds.replacing_calls import OrderError
+from attnres_serve.compat.workarounds.replacing_calls import NotWholeError, OrderError
 from attnres_serve.errors import SettingError
 from attnres_serve.server import metrics
 from attnres_serve.server.refusal import refuse
+
+# As docs/use/rl.md lists them; vLLM has more.
+ROUTES = frozenset(
+    f"/{name}"
+    for name in (
+        "pause",
+        "resume",
+        "is_paused",
+        "init_weight_transfer_engine",
+        "shutdown_weight_transfer_engine",
+        "start_weight_update",
+        "start_draft_weight_update",
+        "update_weights",
+        "finish_weight_update",
+        "update_weight_version",
+        "weight_info",
+        "get_world_size",
+    )
+)
 
 
 class Weights(BaseModel):
@@ -23,13 +42,14 @@ class Weights(BaseModel):
 
 def attach(app: FastAPI) -> None:
     """Open the routes."""
-    openai_app.include_weight_routes(app)
+    openai_app.include_weight_routes(app, ROUTES)
     app.add_exception_handler(SettingError, of_update)
 
 
 async def of_update(_: Request, error: Exception) -> JSONResponse:
-    """Answer what an update is refused for: 409 for what comes when it cannot."""
-    return refuse(409 if isinstance(error, OrderError) else 400, str(error))
+    """Answer what is refused: 409 for what comes when it cannot, 503 if nothing is served."""
+    status = 503 if isinstance(error, NotWholeError) else 400
+    return refuse(409 if isinstance(error, OrderError) else status, str(error))
 
 
 async def weights_of(client) -> Weights | None:

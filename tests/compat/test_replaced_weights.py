@@ -21,10 +21,16 @@ from attnres_serve.compat.workarounds.replaced_weights import (
     FINISH,
     INIT,
     RELOAD,
+    SHUTDOWN,
     START,
     STEPS,
 )
-from attnres_serve.compat.workarounds.replacing_calls import BUSY, OTHERS, OrderError
+from attnres_serve.compat.workarounds.replacing_calls import (
+    BUSY,
+    OTHERS,
+    NotWholeError,
+    OrderError,
+)
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 
@@ -134,10 +140,15 @@ class Engine:
         busy: bool = False,
         empties: bool = True,
         paused: bool = False,
-        answers: Any = ((None, True),),
+        answers: Any = ((None, ()),),
     ) -> None:
         self.vllm_config, self.empties, self.paused = config, empties, paused
-        self.output_processor = SimpleNamespace(has_unfinished_requests=lambda: busy)
+        self.running = ["a request"] if busy else []
+        self.output_processor = SimpleNamespace(
+            has_unfinished_requests=lambda: bool(self.running),
+            request_states={},
+            parent_requests={},
+        )
         self.asked: list[Any] = []
         self.answers = answers
         self.engine_core = SimpleNamespace(
@@ -145,17 +156,34 @@ class Engine:
             collective_rpc_async=self._rpc_async,
             reset_prefix_cache=self._reset,
             reset_prefix_cache_async=self._reset_async,
+            pause_scheduler_async=self._pause,
+            resume_scheduler_async=self._resume,
         )
 
     async def is_paused(self) -> bool:
         return self.paused
+
+    async def _pause(self, mode: str, clear_cache: bool) -> None:
+        assert mode == "keep" and not clear_cache
+        self.paused = True
+
+    async def _resume(self) -> None:
+        self.paused = False
+
+    async def abort(self, names: list[str], internal: bool) -> None:
+        self.asked.append("abort")
 
     def _rpc(self, method: Any, timeout: Any, args: Any, kwargs: Any) -> list[Any]:
         self.asked.append((method, kwargs))
         self.read = load_file(kwargs[FILE]) if kwargs and FILE in kwargs else None
         if method not in (RELOAD, *STEPS):
             return ["done"]
-        return [{"problem": said, "is_whole": whole} for said, whole in self.answers]
+        if isinstance(self.answers, Exception):
+            raise self.answers
+        if self.is_async and method in (RELOAD, FINISH):
+            is_ours = hasattr(self.vllm_config.model_config.hf_config, "attn_res_config")
+            assert self.paused or not is_ours
+        return [{"problem": said, "broken": broken} for said, broken in self.answers]
 
     def _reset(self, running: bool = False, *_: Any) -> bool:
         self.asked.append("reset all" if running else "reset")
@@ -169,6 +197,7 @@ class Engine:
 
     def calls(self, cls: Any) -> Callable[..., Any]:
         """``collective_rpc`` of one of vLLM's engines."""
+        self.is_async = cls is AsyncLLM
         for name in ("reset_prefix_cache", "collective_rpc"):
             setattr(self, name, getattr(cls, name).__get__(self))
         return plain(cls.collective_rpc.__get__(self))
@@ -187,6 +216,8 @@ def engine_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     for cls in (LLMEngine, AsyncLLM):
         for name in ("collective_rpc", "sleep", "add_request"):
             monkeypatch.setattr(cls, name, getattr(cls, name))
+    for name in ("check_admission", "resume_generation"):
+        monkeypatch.setattr(AsyncLLM, name, getattr(AsyncLLM, name))
     for patch in replacing_calls.CLIENTS * 2:  # idempotent
         patch.apply()
     return request.param
@@ -194,8 +225,10 @@ def engine_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 def started(cls: Any, **given: Any) -> Engine:
     """An engine that has begun an update."""
+    answers = given.pop("answers", None)
     engine = Engine(made_up(), **given)
     engine.calls(cls)(START)
+    engine.answers = answers or engine.answers
     engine.asked.clear()
     return engine
 
@@ -209,18 +242,63 @@ def test_the_order_of_calls(engine_class: Any) -> None:
             call(method)
     for method in (INIT, START, "update_weights", "update_weights"):
         call(method)
-    for method in (INIT, START, RELOAD, "start_draft_weight_update"):
-        with pytest.raises(OrderError, match=f"^{method} cannot come within an update"):
-            call(method)
+    with pytest.raises(OrderError, match=f"^{RELOAD} cannot come within an update"):
+        call(RELOAD)
     assert [asked[0] for asked in engine.asked] == [INIT, START, *["update_weights"] * 2]
-    engine.answers = ((WRONG, True),)
+    for method in (SHUTDOWN, INIT):  # gives it up
+        call(method)
+        with pytest.raises(OrderError):
+            call(FINISH)
+        call(START)
+        call(START)  # discards what was begun
+    engine.answers = ((None, ()), (WRONG, ()))
     with pytest.raises(SettingError, match=WRONG):
         call("update_weights")
+    assert engine.asked[-1] == (SHUTDOWN, {})  # the worker that took it gives it up, too
     with pytest.raises(OrderError):
         call(FINISH)
-    engine.answers = ((None, True),)
+    engine.answers = ((None, ()),)
     for method in (START, FINISH, RELOAD):
         call(method)
+
+
+def test_arguments_that_no_worker_gets(engine_class: Any) -> None:
+    engine = started(engine_class)
+    call = engine.calls(engine_class)
+    with pytest.raises(SettingError, match=r"^update_info is a list"):
+        call("update_weights", kwargs={"update_info": [{"path": "x"}]})
+    with pytest.raises(SettingError, match=r"^update_info is a list"):
+        call("update_weights", args=([{"path": "x"}],))
+    other = Engine(made_up())
+    for name in ("path", FILE, ASKED):
+        with pytest.raises(SettingError, match=f"^{RELOAD} has no argument {name}"):
+            other.calls(engine_class)(RELOAD, kwargs={name: "x"})
+    assert not engine.asked and not other.asked
+
+
+def test_calls_do_not_interleave() -> None:
+    """Of two that begin together the second one waits for the first one's end."""
+    for patch in replacing_calls.CLIENTS:
+        patch.apply()
+    engine = Engine(made_up())
+    engine.calls(AsyncLLM)
+    order: list[str] = []
+
+    async def slow(method: Any, *given: Any) -> list[Any]:
+        order.append(f"begin {method}")
+        await asyncio.sleep(0.01)
+        order.append(f"end {method}")
+        return [{"problem": None, "broken": ()}]
+
+    engine.engine_core.collective_rpc_async = slow
+
+    async def both() -> None:
+        found: Any = engine
+        await asyncio.gather(found.collective_rpc(START), found.collective_rpc("update_weights"))
+
+    asyncio.run(both())
+    steps = (START, "update_weights")
+    assert order == [f"{what} {step}" for step in steps for what in ("begin", "end")]
 
 
 @pytest.mark.parametrize("method", OTHERS)
@@ -297,12 +375,25 @@ def test_tensors_for_other_processes_go_in_a_file(engine_class: Any) -> None:
 
 
 WRONG = "the tensor x holds nan"
+WHOLE, TORN = (), ("target",)
 ENDS: Any = (
-    (((None, True), (None, True)), None, False),
-    (((WRONG, True), (WRONG, True)), WRONG, False),  # before a weight was touched
-    (((WRONG, True), (None, True)), WRONG, True),  # workers differ
-    (((WRONG, False),), WRONG, True),
+    (((None, WHOLE), (None, WHOLE)), None, False),
+    (((WRONG, WHOLE), (WRONG, WHOLE)), WRONG, False),  # before a weight was touched
+    (((WRONG, WHOLE), (None, WHOLE)), WRONG, True),  # workers differ
+    (((WRONG, TORN),), WRONG, True),
 )
+
+
+def torn(engine: Engine, cls: Any) -> None:
+    """An engine that serves nothing, by each way to ask it."""
+    calls = [lambda: plain(cls.add_request.__get__(engine))("1", {"prompt_token_ids": [3]}, None)]
+    calls.append(lambda: engine.calls(cls)("attn_res_trace"))
+    if cls is AsyncLLM:
+        calls.append(lambda: plain(AsyncLLM.resume_generation.__get__(engine))())
+        calls.append(lambda: AsyncLLM.check_admission(engine))  # type: ignore[arg-type]
+    for call in calls:
+        with pytest.raises(NotWholeError, match=r"are not whole, .*; no request is served"):
+            call()
 
 
 @pytest.mark.parametrize(("answers", "said", "is_broken"), ENDS)
@@ -312,16 +403,65 @@ def test_what_workers_answer(answers: Any, said: Any, is_broken: bool, engine_cl
     call = engine.calls(engine_class)
     with nullcontext() if said is None else pytest.raises(SettingError, match=f"^{said}$"):
         call(RELOAD)
+    assert not engine.paused
     if not is_broken:
         replacing_calls.check_whole(engine)
         return
-    add = plain(engine_class.add_request.__get__(engine))
-    with pytest.raises(SettingError, match=f"are not whole, .*[(]{WRONG}[)]; no request is served"):
-        add("1", {"prompt_token_ids": [3]}, None)
-    with pytest.raises(SettingError, match="are not whole"):
-        call("attn_res_trace")
-    engine.answers = ((None, True),) * len(answers)
+    assert ("abort" in engine.asked) == (engine_class is AsyncLLM)
+    torn(engine, engine_class)
+    engine.answers = ((None, WHOLE),) * len(answers)
     call(RELOAD)
+    replacing_calls.check_whole(engine)
+
+
+STEPS_AFTER = (INIT, START, "update_weights", SHUTDOWN, "start_draft_weight_update", FINISH)
+
+
+def test_a_further_step_does_not_make_weights_whole(engine_class: Any) -> None:
+    """Nor an update of the draft; one of the target does."""
+    engine = started(engine_class, answers=((WRONG, TORN),))
+    call = engine.calls(engine_class)
+    engine.answers = ((WRONG, TORN),)
+    with pytest.raises(SettingError):
+        call(FINISH)
+    torn(engine, engine_class)
+    engine.answers = ((None, TORN),)
+    for method in STEPS_AFTER:
+        call(method)
+        torn(engine, engine_class)
+    call(START)
+    engine.answers = ((None, WHOLE),)
+    call(FINISH)
+    replacing_calls.check_whole(engine)
+
+
+def test_a_draft_that_is_not_whole(engine_class: Any) -> None:
+    engine = Engine(made_up())
+    call = engine.calls(engine_class)
+    call("start_draft_weight_update")
+    engine.answers = ((WRONG, ("draft",)),)
+    with pytest.raises(NotWholeError):
+        call(FINISH)
+    engine.answers = ((None, ("draft",)),)
+    call(RELOAD)  # of the target alone
+    with pytest.raises(NotWholeError, match="the weights of the draft"):
+        replacing_calls.check_whole(engine)
+    call("start_draft_weight_update")
+    engine.answers = ((None, WHOLE),)
+    call(FINISH)
+    replacing_calls.check_whole(engine)
+
+
+@pytest.mark.parametrize("method", [RELOAD, START])
+def test_workers_that_do_not_answer(method: str, engine_class: Any) -> None:
+    """What they have is not known then."""
+    engine = Engine(made_up(), answers=TimeoutError("late"))
+    with pytest.raises(TimeoutError):
+        engine.calls(engine_class)(method)
+    torn(engine, engine_class)
+    assert not engine.paused
+    engine.answers = ((None, WHOLE),)
+    engine.calls(engine_class)(RELOAD)
     replacing_calls.check_whole(engine)
 
 
@@ -347,10 +487,10 @@ class Model:
     attn_res_base: Any = None
 
     def __init__(self) -> None:
-        self.read: list[str] = []
+        self.read: list[str | None] = []
         self.taken: list[Any] = []
 
-    def attn_res_read(self, worker: Any, folder: str) -> None:
+    def attn_res_read(self, worker: Any, folder: str | None) -> None:
         self.read.append(folder)
 
     def attn_res_begin(self, worker: Any, is_partial: bool = False) -> Any:
@@ -380,10 +520,10 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_worker_reads_folders_and_tensors(worker: Any) -> None:
-    fine = {"problem": None, "is_whole": True}
+    fine = {"problem": None, "broken": []}
     assert worker.call(weights_path="new", attn_res_asked=True) == fine
     assert worker.call(attn_res_asked=True) == fine  # the folder that it was started with
-    assert worker.model.read == ["new", "started"]
+    assert worker.model.read == ["new", None]
     assert worker.call(iter([("a", 1)]), attn_res_asked=True) == fine
     assert worker.call([], is_partial=True, attn_res_asked=True) == fine
     assert worker.model.taken == [False, ("a", 1), "applied", True, "applied"]
@@ -395,23 +535,24 @@ def test_a_worker_reads_folders_and_tensors(worker: Any) -> None:
     [
         ("reload_weights was called in a worker", {"weights_path": "new"}),
         ("leave is_checkpoint_format out", {"is_checkpoint_format": False, ASKED: True}),
+        ("is_partial is 'no'", {"is_partial": "no", "weights_iterator": [], ASKED: True}),
     ],
 )
 def test_what_a_worker_refuses(said: str, given: dict[str, Any], worker: Any) -> None:
     """It answers and does not raise, so that no reply is left in a queue."""
     found = worker.call(**given)
-    assert said in found["problem"] and found["is_whole"]
+    assert said in found["problem"] and not found["broken"]
     assert not worker.asked and not worker.model.read
 
 
 def test_a_worker_that_fails_says_so(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(owner: Any, folder: str) -> None:
-        owner.attn_res_is_whole = False
+        owner.attn_res_broken = {"target"}
         raise OSError("disk\nfull")
 
     monkeypatch.setattr(worker.model, "attn_res_read", fails)
     found = worker.call(weights_path="new", attn_res_asked=True)
-    assert "(OSError: disk)" in found["problem"] and not found["is_whole"]
+    assert "(OSError: disk)" in found["problem"] and found["broken"] == ["target"]
 
 
 def test_a_worker_of_another_model_takes_what_it_took(worker: Any) -> None:

@@ -259,6 +259,78 @@ def test_a_partial_update_keeps_the_rest(worker: Any, world: Path, tmp_path: Pat
         send(worker, {NAME: second[NAME]}, is_partial=True)
 
 
+def of_folder(folder: Path) -> Any:
+    """A worker that started on a checkpoint."""
+    config = in_process.vllm_config(folder, max_model_len=64)
+    with set_current_vllm_config(config):
+        return started(config, load_file(folder / WEIGHTS))
+
+
+def test_a_partial_update_of_a_tied_model_that_stores_its_head(world: Path, tmp_path: Path) -> None:
+    """The head comes with the embedding, whichever was stored or sent before."""
+    folder, name = write(tmp_path / "tied", "tied", 1), "model.embed_tokens.weight"
+    first, second = load_file(folder / WEIGHTS), tensors(world, "tied", 2)
+    head = {"lm_head.weight": first[name].clone()}
+    save_file(first | head, folder / WEIGHTS, metadata={"format": "pt"})
+    worker = of_folder(folder)
+    with set_current_vllm_config(worker.vllm_config):
+        before = values(worker)
+        with pytest.raises(CheckpointError, match="tied"):
+            send(worker, {"lm_head.weight": second[name]}, is_partial=True)
+        assert same(values(worker), before)
+        both = {name: second[name], "lm_head.weight": second[name].clone()}
+        for sent in ({name: second[name]}, both, {name: first[name]}):
+            send(worker, sent, is_partial=True)
+            wanted = first | {name: sent[name], "lm_head.weight": sent[name].clone()}
+            assert same(values(worker), values(fresh(worker, wanted)))
+        send(worker, second)  # a trainer does not send it
+        wanted = second | {"lm_head.weight": second[name].clone()}
+        assert same(values(worker), values(fresh(worker, wanted)))
+
+
+def test_a_folder_that_changes_while_it_is_read(
+    worker: Any, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was loaded is not what was validated, and is not served."""
+    folder = write(tmp_path / "new", "llama", 2)
+    validate = type(worker.get_model()).attn_res_validate
+
+    def and_change(model: Any, name: str) -> None:
+        validate(model, name)
+        save_file(tensors(world, "llama", 1), folder / WEIGHTS, metadata={"more": "x"})
+
+    monkeypatch.setattr(type(worker.get_model()), "attn_res_validate", and_change)
+    with pytest.raises(CheckpointError, match="whose files have changed"):
+        replacing.from_folder(worker, str(folder))
+    assert worker.attn_res_broken == {"target"}
+    monkeypatch.undo()
+    replacing.from_folder(worker, str(folder))
+    assert not worker.attn_res_broken
+
+
+def test_a_draft_of_another_folder_gets_no_tensors_of_a_head(
+    worker: Any, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint may store a head that vLLM takes no drafts from."""
+    monkeypatch.setattr(replacing, "is_draft", lambda name, _: name == NAME)
+    worker.get_model().attn_res_head = frozenset()
+    monkeypatch.setattr(replacing.decoder, "draft_model", lambda _: 1 / 0)
+    for is_partial in (True, False):
+        send(worker, tensors(world, "llama", 2), is_partial)
+
+
+def test_a_draft_does_not_make_the_target_whole(worker: Any, world: Path) -> None:
+    """Each model of a worker is whole or not."""
+    worker.attn_res_broken = {"target"}
+    draft = fresh(worker, tensors(world, "llama", 1)).get_model()
+    second = tensors(world, "llama", 2)
+    replacing.renew(worker, draft, worker.model_config, second.items)
+    assert worker.attn_res_broken == {"target"}
+    worker.attn_res_broken = {"draft"}
+    send(worker, second)
+    assert worker.attn_res_broken == {"draft"}
+
+
 def test_a_partial_update_of_files_that_have_changed(world: Path, tmp_path: Path) -> None:
     folder = write(tmp_path / "own", "llama", 1)
     config = in_process.vllm_config(folder, max_model_len=64)
@@ -280,10 +352,10 @@ def test_a_failure_in_the_middle_is_known(
     monkeypatch.setattr(type(model), "load_weights", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         send(worker, second)
-    assert not worker.attn_res_is_whole
+    assert worker.attn_res_broken == {"target"}
     monkeypatch.undo()
     send(worker, second)
-    assert worker.attn_res_is_whole
+    assert not worker.attn_res_broken
     assert same(values(worker), values(fresh(worker, second)))
 
 

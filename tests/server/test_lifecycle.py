@@ -109,6 +109,39 @@ def test_a_fault_while_warming_up_is_not_ready():
     assert answer.json()["reason"] == "The request that warms up failed; the server's log says why."
 
 
+def test_an_engine_without_whole_weights_is_not_ready_and_refuses_work():
+    """Whatever asks the model: 503 and the sentence.  What mends it is let through."""
+    started = Started()
+    asyncio.run(started.begin())
+    paths = ("/v1/completions", "/v1/attn_res/trace", "/resume", "/start_weight_update", "/pause")
+    for path in paths:
+        started.app.post(path)(lambda: "done")
+    assert all(started.http.post(path).status_code == 200 for path in paths)
+    client = started.client
+    client.attn_res_weights_problems = {"target": "no memory"}
+    answer = started.http.get("/ready")
+    assert answer.status_code == 503 and "(no memory)" in answer.json()["reason"]
+    for path in paths[:3]:
+        answer = started.http.post(path)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"].startswith("the weights of this engine are not")
+    assert all(started.http.post(path).status_code == 200 for path in paths[3:])
+    assert started.http.get("/work").status_code == 200
+    client.attn_res_weights_problems = {}
+    assert started.http.get("/ready").status_code == 200
+
+
+def test_the_metric_of_weights_has_one_version():
+    def told():
+        (found,) = metrics.weights.collect()
+        return {sample.labels["version"]: sample.value for sample in found.samples}
+
+    assert told() == {"default": 0}
+    for version, changed in (("one", 5.0), ("two", 7.0), ("two", 9.0), ("default", None)):
+        metrics.tell_weights(version, changed)
+        assert told() == {version: changed or 0}
+
+
 def test_a_long_warm_up_is_waited_for(monkeypatch):
     """The port is opened meanwhile, and /ready says what it waits for."""
     monkeypatch.setattr(lifecycle, "WARM_UP", 0.05)

@@ -1365,3 +1365,19 @@ def test_a_body_that_is_no_json_is_refused_in_one_sentence(vllms_app):
         answer = ask(vllms_app, "POST", "/v1/completions", [BEARER, JSON], chunks=[body])
         assert answer.status == 400 and error_of(answer).startswith(says)
         assert "\n" not in error_of(answer)
+
+
+def test_weight_updates_without_a_key_end_the_start(served, tmp_path, capfd, monkeypatch):
+    """Any page that a browser shows could pause the server."""
+    words = ["serve", GOLDEN, "--port", "0", "--enable-weight-updates"]
+    assert cli.main(words) == 2 and not served
+    assert "there is no API key" in capfd.readouterr().err.splitlines()[-1]
+    keys = tmp_path / "keys"
+    keys.write_text("one")
+    monkeypatch.setattr(openai_server, "weight_transfer", lambda words: {})
+    for more in (["--api-key", "one"], ["--api-key-file", str(keys)], []):
+        monkeypatch.setenv("VLLM_API_KEY", "" if more else "one")
+        if more:
+            monkeypatch.delenv("VLLM_API_KEY")
+        assert cli.main([*words, *more]) == 0
+    assert len(served) == 3

@@ -483,6 +483,23 @@ def test_a_bad_request_is_one_sentence(app, client, body, said):
     assert "attn_res_trace" not in client.calls and client.generated == 0
 
 
+def test_weights_that_change_while_a_trace_is_computed():
+    """It would be of both."""
+    client: Any = Client(BLOCK)
+    asked = []
+
+    async def version() -> str:
+        asked.append(None)
+        return "one" if len(asked) < 2 else "two"
+
+    app = app_of(client)
+    client.get_weight_version = version
+    answer = app.post("/v1/attn_res/trace", json={"prompt": [1, 2]})
+    assert answer.status_code == 409
+    assert answer.json()["error"]["message"].startswith("The weights were replaced while")
+    assert app.post("/v1/attn_res/trace", json={"prompt": [1, 2]}).status_code == 200
+
+
 def test_too_many_weights(app):
     """The limit is of tokens x sites x sources, tokens that may be generated too; it is named."""
     whole = app.post(URL, json={"prompt": [3]}).json()["sites"]

@@ -14,12 +14,13 @@ from typing import Any
 
 from attnres_serve.compat import device, engine_config, host, renewal, tensor_file, versions
 from attnres_serve.compat.patch import Patch
-from attnres_serve.errors import SettingError, first_line
+from attnres_serve.errors import CheckpointError, SettingError, first_line
 
 RELOAD, FINISH = "reload_weights", "finish_weight_update"
 START, START_DRAFT = "start_weight_update", "start_draft_weight_update"
 INIT, SHUTDOWN = "init_weight_transfer_engine", "shutdown_weight_transfer_engine"
-STEPS = (INIT, SHUTDOWN, START, START_DRAFT, "update_weights", FINISH)
+PIECE = "update_weights"
+STEPS = (INIT, SHUTDOWN, START, START_DRAFT, PIECE, FINISH)
 FORMATS = ("auto", "safetensors", "dummy")  # of --load-format, with which a start was tried
 QUANTIZED = (None, "compressed-tensors")
 SINCE = (0, 32)  # the first vLLM with which this was tried
@@ -100,8 +101,10 @@ def _reloading(own: Any) -> Any:
                 raise SettingError(
                     "weights come as a checkpoint has them; leave is_checkpoint_format out."
                 )
+            if type(is_partial) is not bool:
+                raise SettingError(f"is_partial is {is_partial!r}; it is True or False.")
             if weights_iterator is None and attn_res_file is None:
-                model.attn_res_read(self, weights_path or self.model_config.model)
+                model.attn_res_read(self, weights_path)
                 return
             tensors = weights_iterator
             if tensors is None:
@@ -126,42 +129,44 @@ def _stepping(own: Any) -> Any:
             return own(self, *args, **kwargs)
 
         def go() -> None:
-            own(self, *args, **kwargs)
-            if name in (START, START_DRAFT):
-                engine = self.weight_transfer_engine
-                try:
-                    engine.update = model.attn_res_begin(self, name == START_DRAFT, engine.partial)
-                except BaseException:
-                    self._weight_update_active = False
-                    engine.reset_weight_update_target()
-                    raise
-
-        def end() -> None:
+            if name not in (PIECE, FINISH):
+                _discard(self)  # what was begun and given up
             try:
                 own(self, *args, **kwargs)
-            finally:  # an update that could not be finished is over
-                self._weight_update_active = False
-                if (engine := self.weight_transfer_engine) is not None:
-                    engine.update = None
-                    engine.reset_weight_update_target()
+                if name in (START, START_DRAFT):
+                    engine = self.weight_transfer_engine
+                    engine.update = model.attn_res_begin(self, name == START_DRAFT, engine.partial)
+            except BaseException:
+                _discard(self)
+                raise
+            if name == FINISH:
+                _discard(self)
 
-        return _answer(self, end if name == FINISH else go)
+        return _answer(self, go)
 
     return step
 
 
+def _discard(worker: Any) -> None:
+    """End the update of a worker, if there is one, and free what it has kept."""
+    worker._weight_update_active = False
+    if (engine := worker.weight_transfer_engine) is not None:
+        engine.update = None
+        engine.reset_weight_update_target()
+
+
 def _answer(worker: Any, call: Any) -> dict[str, Any]:
-    """What a call of a worker's comes to: what is wrong, and whether its weights are whole."""
+    """What a call of a worker's comes to: what is wrong, and whose weights are not whole."""
     said = None
     try:
         with engine_config.current(worker.vllm_config):
             call()
-    except (ValueError, RuntimeError) as error:  # ours, and vLLM's of a wrong order
+    except (CheckpointError, SettingError) as error:
         said = str(error)
     except Exception as error:
         host.logger().exception("AttnRes: weights could not be replaced")
         said = f"weights could not be replaced ({first_line(error)}); the engine's log says more."
-    return {"problem": said, "is_whole": getattr(worker, "attn_res_is_whole", True)}
+    return {"problem": said, "broken": sorted(getattr(worker, "attn_res_broken", ()))}
 
 
 def _recording(own: Any) -> Any:

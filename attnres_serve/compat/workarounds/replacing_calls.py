@@ -6,54 +6,69 @@ every call that changes weights, no request may run beside one, and an engine wh
 whole serves nothing.
 """
 
+import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from attnres_serve.compat import device, engine_config, tensor_file
 from attnres_serve.compat.patch import Patch
+from attnres_serve.compat.renewal import DRAFT, TARGET
 from attnres_serve.compat.workarounds.replaced_weights import (
     ASKED,
     FILE,
     FINISH,
-    INIT,
+    PIECE,
     RELOAD,
     SHUTDOWN,
+    SINCE,
     START,
+    START_DRAFT,
     STEPS,
     WAY,
     WHY,
     problem,
 )
-from attnres_serve.errors import SettingError
+from attnres_serve.errors import SettingError, first_line
 
 # Methods of vLLM's workers that change weights in another way.
 OTHERS = ("load_model", "reset_weights", "update_config")
 TRACE = "attn_res_trace"  # runs the model, as a request does
-_ARGUMENTS = ("weights_iterator", "weights_path", "is_checkpoint_format")  # of RELOAD, in order
+CHANGING = (RELOAD, FINISH)
+_ARGUMENTS = ("weights_iterator", "weights_path", "is_checkpoint_format", "is_partial")  # of RELOAD
 BUSY = (
     "weights cannot be replaced while requests run, which would be answered by both; wait for "
     "them, abort them, or pause them."
 )
-# Of an engine: why its weights are not whole; whether an update was started; when the last ended.
-_PROBLEM, _STARTED = "attn_res_weights_problem", "attn_res_weights_started"
-CHANGED = "attn_res_weights_changed"
+# Of an engine: why weights are not whole, of TARGET and DRAFT; the step that began an update; when
+# weights were last replaced; what has one call come after the other.
+_PROBLEMS, _STARTED = "attn_res_weights_problems", "attn_res_weights_started"
+CHANGED, _TURN = "attn_res_weights_changed", "attn_res_weights_turn"
 
 
 class OrderError(SettingError):
     """A step of an update comes when it cannot."""
 
 
+class NotWholeError(SettingError):
+    """The weights of an engine are not whole."""
+
+
 def _asking(own: Any) -> Any:
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         if not _is_ours(self, method):
             return own(self, method, timeout, args, kwargs)
+        _check_order(self, method)
         with _given(self, method, args, kwargs) as (args, kwargs):
-            if method in (RELOAD, FINISH):
+            if method in CHANGING:
                 _require_idle(self)
                 _require_empty(self.reset_prefix_cache())
-            return _read(self, method, own(self, method, timeout, args, kwargs))
+            with _known(self):
+                answers = own(self, method, timeout, args, kwargs)
+                if _is_update_over(method, answers):
+                    own(self, SHUTDOWN, timeout, (), {})
+            return _read(self, method, answers)
 
     return collective_rpc
 
@@ -62,18 +77,64 @@ def _asking_async(own: Any) -> Any:
     async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         if not _is_ours(self, method):
             return await own(self, method, timeout, args, kwargs)
-        with _given(self, method, args, kwargs) as (args, kwargs):
-            if method in (RELOAD, FINISH):
-                is_paused = await self.is_paused()
-                if not is_paused:
-                    _require_idle(self)
-                # Requests that are paused begin again, and keep nothing of the old weights.
-                _require_empty(await self.reset_prefix_cache(reset_running_requests=is_paused))
-                if not is_paused:
-                    _require_idle(self)  # no request came meanwhile
-            return _read(self, method, await own(self, method, timeout, args, kwargs))
+
+        async def ask(args, kwargs):
+            with _known(self):
+                answers = await own(self, method, timeout, args, kwargs)
+                if _is_update_over(method, answers):
+                    await own(self, SHUTDOWN, timeout, (), {})
+            return _read(self, method, answers)
+
+        async with _turn(self):
+            _check_order(self, method)
+            with _given(self, method, args, kwargs) as given:
+                if method not in CHANGING:
+                    return await ask(*given)
+                async with _still(self):
+                    return await ask(*given)
 
     return collective_rpc
+
+
+def _turn(engine: Any) -> asyncio.Lock:
+    """What a call holds until it has ended, so that no other comes between its parts."""
+    lock: asyncio.Lock = vars(engine).setdefault(_TURN, asyncio.Lock())
+    return lock
+
+
+@asynccontextmanager
+async def _still(engine: Any) -> AsyncIterator[None]:
+    """No request runs within, and none afterwards on weights that are not whole.
+
+    Requests that are paused begin again, and keep nothing of the old weights.
+    """
+    is_paused = await engine.is_paused()
+    if not is_paused:
+        _require_idle(engine)
+        await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+    try:
+        _require_empty(await engine.reset_prefix_cache(reset_running_requests=is_paused))
+        if not is_paused:
+            _require_idle(engine)  # no request came meanwhile
+        yield
+    finally:
+        if why_not_whole(engine) is not None:
+            waiting = engine.output_processor
+            await engine.abort([*waiting.request_states, *waiting.parent_requests], internal=True)
+        if not is_paused:
+            await engine.engine_core.resume_scheduler_async()
+
+
+@contextmanager
+def _known(engine: Any) -> Iterator[None]:
+    """Where workers do not answer, what their weights are is unknown."""
+    try:
+        yield
+    except BaseException as error:
+        setattr(engine, _STARTED, None)
+        said = f"a call did not end, so what workers have is unknown: {first_line(error)}"
+        setattr(engine, _PROBLEMS, getattr(engine, _PROBLEMS, {}) | {TARGET: said})
+        raise
 
 
 def _is_ours(engine: Any, method: Any) -> bool:
@@ -97,27 +158,39 @@ def _is_ours(engine: Any, method: Any) -> bool:
             f"{method} needs an engine that receives weights; start it with "
             '--weight-transfer-config \'{"backend": "shared_memory"}\', or call reload_weights.'
         )
-    _check_order(engine, method)
     return True
 
 
 def _check_order(engine: Any, method: str) -> None:
-    is_started = getattr(engine, _STARTED, False)
-    if method in ("update_weights", FINISH):
-        if not is_started:
-            raise OrderError(f"{method} is for an update that was started; call {START} first.")
-    elif is_started:
-        raise OrderError(f"{method} cannot come within an update; finish that one first.")
+    """Raise OrderError for a step that cannot come now.  A new start discards what was begun."""
+    is_started = getattr(engine, _STARTED, None) is not None
+    if method in (PIECE, FINISH) and not is_started:
+        raise OrderError(f"{method} is for an update that was started; call {START} first.")
+    if method == RELOAD and is_started:
+        raise OrderError(
+            f"{method} cannot come within an update; finish that one first, or give it up by "
+            f"{SHUTDOWN}."
+        )
 
 
 @contextmanager
 def _given(engine: Any, method: str, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
     """The arguments that workers get.  Tensors go to other processes in a file."""
     kwargs = dict(kwargs or {})
+    if method == PIECE and any(isinstance(one, list) for one in (*args, *kwargs.values())):
+        raise SettingError(
+            "update_info is a list with an entry for each rank, which is not supported with "
+            "AttnRes; give one object, as every worker reads the same file."
+        )
     if method != RELOAD:
         yield args, kwargs
         return
-    kwargs |= dict(zip(_ARGUMENTS, args, strict=False)) | {ASKED: True}
+    kwargs |= dict(zip(_ARGUMENTS, args, strict=False))
+    if unknown := sorted(kwargs.keys() - {*_ARGUMENTS}):
+        raise SettingError(
+            f"{RELOAD} has no argument {unknown[0]}; it takes {', '.join(_ARGUMENTS)}."
+        )
+    kwargs[ASKED] = True
     tensors = kwargs.get("weights_iterator")
     if tensors is None or engine_config.is_in_this_process(engine):
         yield (), kwargs
@@ -140,6 +213,11 @@ def _require_empty(is_empty: bool) -> None:
         raise OrderError(BUSY)
 
 
+def _is_update_over(method: str, answers: list[dict[str, Any]]) -> bool:
+    """Whether a step was refused, so that the update ends in workers that took it, too."""
+    return method in STEPS and any(answer["problem"] for answer in answers)
+
+
 def _read(engine: Any, method: str, answers: list[dict[str, Any]]) -> list[None]:
     """What workers answered.
 
@@ -147,27 +225,41 @@ def _read(engine: Any, method: str, answers: list[dict[str, Any]]) -> list[None]
         SettingError: with what one of them found to be wrong.
     """
     found = next((answer["problem"] for answer in answers if answer["problem"]), None)
-    if method not in (INIT, SHUTDOWN):  # whatever is refused ends an update
-        setattr(engine, _STARTED, found is None and method not in (RELOAD, FINISH))
-    is_whole = all(answer["is_whole"] for answer in answers)
-    some_are_new = method in (RELOAD, FINISH) and len({a["problem"] is None for a in answers}) > 1
-    if not is_whole or some_are_new:
-        setattr(engine, _PROBLEM, found)
-    elif method in (RELOAD, FINISH) and found is None:
-        setattr(engine, _PROBLEM, None)
-        setattr(engine, CHANGED, time.time())
+    replaced = DRAFT if getattr(engine, _STARTED, None) == START_DRAFT else TARGET
+    if method in (START, START_DRAFT) and found is None:
+        setattr(engine, _STARTED, method)
+    elif method != PIECE or found is not None:  # whatever is refused ends an update
+        setattr(engine, _STARTED, None)
+    broken = {what for answer in answers for what in answer["broken"]}
+    if method in CHANGING and len({answer["problem"] is None for answer in answers}) > 1:
+        broken.add(replaced)  # some are new
+    before = getattr(engine, _PROBLEMS, {})
     if found is not None:
-        raise SettingError(found)
+        setattr(engine, _PROBLEMS, before | dict.fromkeys(broken, found))
+        raise (NotWholeError if broken else SettingError)(found)
+    if method in CHANGING:  # a draft is replaced with the target where it is a head of it
+        mended = {replaced, DRAFT} - broken
+        left = {what: why for what, why in before.items() if what not in mended}
+        setattr(engine, _PROBLEMS, left)
+        setattr(engine, CHANGED, time.time())
     return [None] * len(answers)
 
 
-def check_whole(engine: Any) -> None:
-    """Raise SettingError for an engine whose weights are not whole."""
-    if (found := getattr(engine, _PROBLEM, None)) is not None:
-        raise SettingError(
-            f"the weights of this engine are not whole, as replacing them failed ({found}); no "
+def why_not_whole(engine: Any) -> str | None:
+    """Why an engine serves nothing, in one sentence; None where its weights are whole."""
+    for what, why in getattr(engine, _PROBLEMS, {}).items():
+        of = "the draft of " if what == DRAFT else ""
+        return (
+            f"the weights of {of}this engine are not whole, as replacing them failed ({why}); no "
             "request is served until all weights were replaced."
         )
+    return None
+
+
+def check_whole(engine: Any) -> None:
+    """Raise NotWholeError for an engine whose weights are not whole."""
+    if (found := why_not_whole(engine)) is not None:
+        raise NotWholeError(found)
 
 
 def _adding(own: Any) -> Any:
@@ -184,6 +276,25 @@ def _adding_async(own: Any) -> Any:
         return await own(self, *args, **kwargs)
 
     return add_request
+
+
+def _admitting(own: Any) -> Any:
+    """Look again where a request goes to the engine: an update may have failed since it came."""
+
+    def check_admission(self, *args, **kwargs):
+        check_whole(self)
+        return own(self, *args, **kwargs)
+
+    return check_admission
+
+
+def _resuming(own: Any) -> Any:
+    async def resume_generation(self):
+        async with _turn(self):
+            check_whole(self)
+            return await own(self)
+
+    return resume_generation
 
 
 def _sleeping(own: Any) -> Any:
@@ -218,13 +329,15 @@ def _check_sleep(engine: Any, level: int) -> None:
 
 
 CLIENTS = tuple(
-    Patch(targets=(target,), make=make, why=WHY, models="AttnRes models", first=(0, 28))
-    for target, make in {
-        "vllm.v1.engine.llm_engine:LLMEngine.collective_rpc": _asking,
-        "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc": _asking_async,
-        "vllm.v1.engine.llm_engine:LLMEngine.add_request": _adding,
-        "vllm.v1.engine.async_llm:AsyncLLM.add_request": _adding_async,
-        "vllm.v1.engine.llm_engine:LLMEngine.sleep": _sleeping,
-        "vllm.v1.engine.async_llm:AsyncLLM.sleep": _sleeping_async,
-    }.items()
+    Patch(targets=(target,), make=make, why=WHY, models="AttnRes models", first=first)
+    for target, make, first in (
+        ("vllm.v1.engine.llm_engine:LLMEngine.collective_rpc", _asking, (0, 28)),
+        ("vllm.v1.engine.async_llm:AsyncLLM.collective_rpc", _asking_async, (0, 28)),
+        ("vllm.v1.engine.llm_engine:LLMEngine.add_request", _adding, (0, 28)),
+        ("vllm.v1.engine.async_llm:AsyncLLM.add_request", _adding_async, (0, 28)),
+        ("vllm.v1.engine.async_llm:AsyncLLM.check_admission", _admitting, SINCE),
+        ("vllm.v1.engine.async_llm:AsyncLLM.resume_generation", _resuming, SINCE),
+        ("vllm.v1.engine.llm_engine:LLMEngine.sleep", _sleeping, (0, 28)),
+        ("vllm.v1.engine.async_llm:AsyncLLM.sleep", _sleeping_async, (0, 28)),
+    )
 )
