@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +22,8 @@ def reason_of(error: BaseException) -> str:
     told = traceback.TracebackException.from_exception(error)
     told.__notes__ = None  # where vLLM puts the traceback
     said = engine_log.shortened("".join(told.format_exception_only()))
-    import multiprocessing.process
-
-    for child in multiprocessing.process._dangling:  # type: ignore[attr-defined]
+    processes = sys.modules.get("multiprocessing.process")  # without it there is no child
+    for child in getattr(processes, "_dangling", ()):
         is_own = child._parent_pid == os.getpid() and not child._closed
         number = -(child.exitcode or 0) if is_own else 0
         if number > 0 and number != signal.SIGTERM:  # which vLLM sends the others

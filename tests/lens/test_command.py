@@ -197,7 +197,7 @@ EDIT = ("--edit", "scale=2")
         ([*EDIT * 65], "--edit is given 65 times; expected at most 64"),
         (["--max-num-seqz", "5"], "found --max-num-seqz, which is no flag; did you mean --max-n"),
         (["--max-token", "5"], "found --max-token, which is no flag; did you mean --max-tokens"),
-        (["--config", "dtype: half a byte"], "found --dtype half a byte in flags.yaml; expected"),
+        (["--config", "dtype: half a byte"], "flags.yaml: found --dtype half a byte; expected"),
     ],
 )
 @pytest.mark.usefixtures("no_server")

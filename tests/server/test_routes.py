@@ -33,7 +33,7 @@ def test_the_page_lists_every_route() -> None:
 
 def test_every_file_of_routes_is_looked_at() -> None:
     files = {path.stem for path in (ROOT / "server" / "routes").glob("*.py")}
-    assert files == {"__init__", "info", "models", "page", "replays", "trace"}
+    assert files == {"__init__", "info", "models", "page", "replays", "trace", "weights"}
 
 
 @pytest.mark.parametrize("path", ["/plain", "/away", "/parts", "/missing", "/only-post"])
