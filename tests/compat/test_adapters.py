@@ -192,7 +192,7 @@ def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     whole_adapters.PATCH.apply()
     whole_adapters.PATCH.apply()
     config = SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32)
-    request = SimpleNamespace(lora_name="mine", lora_int_id=1, lora_path=str(tmp_path / "nowhere"))
+    request = SimpleNamespace(lora_name="mine", lora_int_id=1, lora_path="", load_inplace=False)
 
     def load(adapter: Any, own: SimpleNamespace, path: Path | None = None) -> Any:
         found["adapter"] = adapter
