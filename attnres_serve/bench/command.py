@@ -152,7 +152,7 @@ def _in_engines(
     from attnres_serve.bench.measure import PROCEDURE
     from attnres_serve.bench.ratios import overheads
 
-    longest = max(asked.max_model_len or 0, 0) or None
+    longest = asked.length
     steps = QUICK_STEPS if own.quick else STEPS
     context = longest or needs.context(parsed.config)
     read = text.Text(folder) if drafted else None

@@ -69,7 +69,7 @@ def of(name: str, parsed: ParsedConfig, arguments: Arguments | None = None) -> C
     if left_to_vllm or not device.is_cpu():
         return None
     family, config = FAMILIES[parsed.base], parsed.config
-    asked = max(arguments.max_model_len or 0, 0)
+    asked = arguments.length
     context = asked or needs.context(config)
     asked_workers = workers_of(arguments)
     workers, shares = asked_workers.count, (asked_workers.stages, asked_workers.ranks)

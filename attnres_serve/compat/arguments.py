@@ -59,6 +59,12 @@ class Arguments:
     trust_remote_code: bool = False
     uds: str | None = None
 
+    @property
+    def length(self) -> int | None:
+        """Tokens of the longest sequence; None where that is not given, or as many as fit."""
+        asked = self.max_model_len
+        return None if asked is None or asked < 1 else asked
+
     def has(self, *names: str) -> bool:
         """Whether one of some values is given, and is not ``None``."""
         return any(self.given.get(name) is not None for name in names)

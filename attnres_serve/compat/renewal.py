@@ -8,7 +8,7 @@ follow in their order: load, and process.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -19,6 +19,24 @@ TARGET, DRAFT = "target", "draft"  # models of a worker
 _PROCESSED = "_already_called_process_weights_after_loading"
 _Layout = tuple[torch.Size, tuple[int, ...], int]  # size, stride and offset of a view
 _EDGE = 16  # elements at both ends of a parameter that tell how it was filled
+
+
+class Update(Protocol):
+    """Tensors that come one after the other, and are kept until all have come."""
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        """Validate a tensor and keep a copy.
+
+        Raises:
+            CheckpointError: it is unknown, misshapen, not finite or has come before.
+        """
+
+    def apply(self) -> None:
+        """Put the tensors in the place of the model's.
+
+        Raises:
+            CheckpointError: one is missing; nothing was changed.
+        """
 
 
 class _Parameter:

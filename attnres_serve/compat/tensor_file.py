@@ -36,15 +36,10 @@ def plain(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         CheckpointError: one is no tensor, or has the name of another.
     """
-    import torch
-
     found: dict[str, Any] = {}
     places: set[int] = set()
     for name, tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            raise CheckpointError(
-                f"{name!r} is a {type(tensor).__name__}; expected a tensor of torch's."
-            )
+        require_tensor(name, tensor)
         if name in found:
             raise CheckpointError(f"the tensor {name} comes twice; send each one once.")
         own = tensor.detach().cpu().contiguous()
@@ -53,6 +48,16 @@ def plain(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         places.add(own.data_ptr())
         found[name] = own
     return found
+
+
+def require_tensor(name: str, tensor: Any) -> None:
+    """Raise CheckpointError for what is no tensor."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise CheckpointError(
+            f"{name!r} is a {type(tensor).__name__}; expected a tensor of torch's."
+        )
 
 
 def tensors_of(path: str) -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,6 @@ Workers copy what they need before they answer, so the file may go then.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -14,15 +13,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from attnres_serve.compat import tensor_file
+from attnres_serve.compat.renewal import Update
 from attnres_serve.errors import SettingError
-
-
-class Update(Protocol):
-    """What a worker collects tensors in; see ``model.replacing``."""
-
-    def take(self, name: str, tensor: Any) -> None: ...
-
-    def apply(self) -> None: ...
 
 
 @dataclass

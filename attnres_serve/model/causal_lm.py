@@ -15,6 +15,7 @@ from attnres_serve import formats, settings
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.check import amount
 from attnres_serve.compat import decoder, engine_config, host, prepare, token_shards
+from attnres_serve.compat.renewal import Update
 from attnres_serve.families import BY_ARCHITECTURE, latent
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.model import linear_attention, replacing, streams
@@ -118,7 +119,7 @@ class AttnResMixin(LoadingMixin):
 
     def attn_res_begin(
         self, worker: Any, is_draft_model: bool = False, is_partial: bool = False
-    ) -> replacing.Update:
+    ) -> Update:
         """An update of the weights that a worker serves; see ``replacing.begin``."""
         return replacing.begin(worker, is_draft_model, is_partial)
 

@@ -57,7 +57,7 @@ class Origin:
             sent: the further ones.
             is_tied: whether the head is the embedding; an older one of it does not stay then.
         """
-        twin = {HEAD} if is_tied and not sent.keys().isdisjoint(EMBEDDINGS) else set()
+        twin = _twin(sent, is_tied)
         return {name: x for name, x in self.newer.items() if name not in twin} | {**sent}
 
     def _files(self) -> dict[str, tuple[int, int]]:
@@ -74,6 +74,11 @@ def stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
         yield from read.tensors(path)
 
 
+def _twin(newer: Mapping[str, Tensor], is_tied: bool) -> set[str]:
+    """The head, where it is the embedding and that is among newer tensors; nothing otherwise."""
+    return {HEAD} if is_tied and not newer.keys().isdisjoint(EMBEDDINGS) else set()
+
+
 def rest(
     index: TensorIndex, folder: Path, newer: Mapping[str, Tensor], is_tied: bool
 ) -> Iterator[tuple[str, Tensor]]:
@@ -88,8 +93,7 @@ def rest(
     Yields:
         A tensor by its own name, or a part of one by its house name.
     """
-    twin = {HEAD} if is_tied and not newer.keys().isdisjoint(EMBEDDINGS) else set()
-    taken = newer.keys() | twin
+    taken = newer.keys() | _twin(newer, is_tied)
     for own, tensor in stored(folder):
         parts = dict(index.pieces(own, tensor))
         left = {name: piece for name, piece in parts.items() if name not in taken}

@@ -6,7 +6,7 @@ All of them are validated before one is touched: a bad tensor leaves the old wei
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,31 +16,13 @@ from attnres_serve.checkpoints.files import read_headers
 from attnres_serve.checkpoints.finite import check_finite
 from attnres_serve.checkpoints.names import TIED, is_draft
 from attnres_serve.checkpoints.tensors import Stored, check_shape
-from attnres_serve.compat import decoder, renewal
-from attnres_serve.compat.renewal import DRAFT, TARGET
+from attnres_serve.compat import decoder, renewal, tensor_file
+from attnres_serve.compat.renewal import DRAFT, TARGET, Update
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families.family import EMBEDDINGS, HEAD
 from attnres_serve.model import origin
 from attnres_serve.model.loading import LoadingMixin
 from attnres_serve.model.origin import Origin
-
-
-class Update(Protocol):
-    """Tensors that come one after the other, and are kept until all have come."""
-
-    def take(self, name: str, tensor: Tensor) -> None:
-        """Validate a tensor and keep a copy.
-
-        Raises:
-            CheckpointError: it is unknown, misshapen, not finite or has come before.
-        """
-
-    def apply(self) -> None:
-        """Put the tensors in the place of the model's.
-
-        Raises:
-            CheckpointError: one is missing; nothing was changed.
-        """
 
 
 class ModelUpdate:
@@ -247,10 +229,7 @@ def _header(name: str, tensor: Any) -> Stored:
     Raises:
         CheckpointError: it is no tensor, or one without values.
     """
-    if not isinstance(tensor, Tensor):
-        raise CheckpointError(
-            f"{name!r} is a {type(tensor).__name__}; expected a tensor of torch's."
-        )
+    tensor_file.require_tensor(name, tensor)
     return read.header(name, read.plain(name, tensor, Path("the update")), Path("the update"))
 
 

@@ -262,12 +262,17 @@ def check_whole(engine: Any) -> None:
         raise NotWholeError(found)
 
 
-def _adding(own: Any) -> Any:
-    def add_request(self, *args, **kwargs):
+def _checking(own: Any) -> Any:
+    """Look at the weights before a request is taken, and again where it goes to the engine.
+
+    An update may have failed since it came.
+    """
+
+    def checked(self, *args, **kwargs):
         check_whole(self)
         return own(self, *args, **kwargs)
 
-    return add_request
+    return checked
 
 
 def _adding_async(own: Any) -> Any:
@@ -276,16 +281,6 @@ def _adding_async(own: Any) -> Any:
         return await own(self, *args, **kwargs)
 
     return add_request
-
-
-def _admitting(own: Any) -> Any:
-    """Look again where a request goes to the engine: an update may have failed since it came."""
-
-    def check_admission(self, *args, **kwargs):
-        check_whole(self)
-        return own(self, *args, **kwargs)
-
-    return check_admission
 
 
 def _resuming(own: Any) -> Any:
@@ -333,9 +328,9 @@ CLIENTS = tuple(
     for target, make, first in (
         ("vllm.v1.engine.llm_engine:LLMEngine.collective_rpc", _asking, (0, 28)),
         ("vllm.v1.engine.async_llm:AsyncLLM.collective_rpc", _asking_async, (0, 28)),
-        ("vllm.v1.engine.llm_engine:LLMEngine.add_request", _adding, (0, 28)),
+        ("vllm.v1.engine.llm_engine:LLMEngine.add_request", _checking, (0, 28)),
         ("vllm.v1.engine.async_llm:AsyncLLM.add_request", _adding_async, (0, 28)),
-        ("vllm.v1.engine.async_llm:AsyncLLM.check_admission", _admitting, SINCE),
+        ("vllm.v1.engine.async_llm:AsyncLLM.check_admission", _checking, SINCE),
         ("vllm.v1.engine.async_llm:AsyncLLM.resume_generation", _resuming, SINCE),
         ("vllm.v1.engine.llm_engine:LLMEngine.sleep", _sleeping, (0, 28)),
         ("vllm.v1.engine.async_llm:AsyncLLM.sleep", _sleeping_async, (0, 28)),
