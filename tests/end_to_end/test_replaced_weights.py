@@ -32,6 +32,7 @@ from safetensors.torch import load_file, save_file
 from serving import FAMILY_GOLDENS
 
 from attnres_serve.compat.workarounds.replacing_calls import BUSY
+from tests.end_to_end.test_families import chosen
 from tests.end_to_end.test_speculation import continued
 
 pytestmark = pytest.mark.engine
@@ -100,15 +101,6 @@ def check(first: list[dict[str, Any]], second: list[dict[str, Any]], caches: boo
     assert first[0]["answers"] != second[0]["answers"]
     assert first[1] == second[0] and second[1] == first[0]
     assert first[1]["cached"][0] == 0 and (first[1]["cached"][1] >= 128) == caches
-
-
-def chosen(request: pytest.FixtureRequest, parameter: str) -> list[str]:
-    """The values of a parameter in the tests of a fixture that were selected."""
-    return [
-        item.callspec.params[parameter]
-        for item in request.session.items
-        if item.path == request.path and request.fixturename in item.fixturenames
-    ]
 
 
 @pytest.fixture(scope="module")
