@@ -16,8 +16,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from packaging.version import Version
-
 from attnres_serve import cache_folder
 from attnres_serve.compat import versions
 from attnres_serve.compat.flags.flag import Flag, from_row, to_row
@@ -46,6 +44,8 @@ def of_installed() -> tuple[tuple[Flag, ...], bool]:
 
 def releases() -> list[str]:
     """The releases of vLLM whose flags are in the table, oldest first."""
+    from packaging.version import Version
+
     return sorted({release for row in _rows() for release in row[IN]}, key=Version)
 
 
