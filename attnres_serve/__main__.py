@@ -24,9 +24,11 @@ def main() -> int:
         return status
     # Kept for the supervisor, also while this process begins again.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    from attnres_serve.server.start import preload, supervisor
+    from attnres_serve.server.start import preload
 
     preload.begin_again_with_libraries()
+    from attnres_serve.server.start import supervisor  # not before: all that is imported goes then
+
     return supervisor.supervise(arguments, _serve)
 
 
