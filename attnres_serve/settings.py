@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from attnres_serve.errors import SettingError
@@ -13,6 +14,7 @@ BACKEND_KEY = "attnres_backend"
 AUTO = "auto"
 NATIVE_KEY = "attnres_native"
 TRACE_KEY = "attnres_trace"
+UNTRACED = "disable_trace"  # the flag
 SHARD_KEY = "attnres_shard_sites"
 SHARD_TOKENS_KEY = "attnres_shard_tokens"
 SHARD_TOKENS = 1024  # by arithmetic (docs/use/scaling.md)
@@ -34,6 +36,7 @@ HELP = {
     SHARD_KEY: "divide the tokens of sites over the workers of tensor parallelism",
     STREAM_KEY: "what draft heads read of layers: the running sum, or the mix that follows",
 }
+FLAGS = (*HELP, SHARD_TOKENS_KEY, UNTRACED)  # by the names of their values
 PREFIX = "attnres_"
 
 
@@ -49,17 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"tokens of the smallest step that they are divided in (default: {SHARD_TOKENS})",
     )
     parser.add_argument(
-        "--disable-trace",
-        dest=TRACE_KEY,
-        action="store_const",
-        const="off",
+        f"--{UNTRACED.replace('_', '-')}",
+        action=argparse.BooleanOptionalAction,
         help="answer no POST /v1/attn_res/trace",
     )
 
 
-def given(own: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were given by flags, by their keys in ``additional_config``."""
-    return {key: value for key in KEYS if (value := getattr(own, key)) is not None}
+def given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were given by flags, by their keys in ``additional_config``.
+
+    Args:
+        flags: values by their names, None for one that is not given.
+    """
+    found = {key: value for key in KEYS if (value := flags.get(key)) is not None}
+    return found | ({TRACE_KEY: "off"} if flags.get(UNTRACED) else {})
 
 
 def choice(additional_config: Any, wanted: str) -> str:

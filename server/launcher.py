@@ -6,6 +6,7 @@ costs a second, not a minute.
 
 import argparse
 import os
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.draft import check_draft
 from attnres_serve.compat import compiler, device, openai_server, workers
 from attnres_serve.compat.arguments import Arguments
-from attnres_serve.compat.flags import spelling
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.kernels.cpp import library
 from attnres_serve.lora import modules
@@ -57,62 +57,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_arguments(parser)
     policy.add_arguments(parser)
     parser.add_argument(
-        "--verbose", action="store_true", help="show vLLM's whole log, not its warnings alone"
+        "--verbose",
+        action=argparse.BooleanOptionalAction,
+        help="show vLLM's whole log, not its warnings alone",
     )
 
 
-def serve(
-    checkpoint: str | None, own: argparse.Namespace, arguments: Arguments, words: list[str]
-) -> None:
+def serve(arguments: Arguments) -> None:
     """Serve a checkpoint until the server is stopped.
 
     Args:
-        checkpoint: folder or Hugging Face model id; None for the demo of a source checkout.
-        own: what ``add_arguments`` defines.
-        arguments: of vLLM's server.
-        words: the same as they are given to vLLM.
+        arguments: of the server, ours and vLLM's.  The model is a folder or a Hugging Face model
+            id, None for the demo of a source checkout.
 
     Raises:
         CheckpointError, SettingError: with one sentence, before anything is started.
     """
     check_environment()
-    keys = policy.read_keys(own.api_key_file) if own.api_key_file else []
-    name = bundled_demo() if checkpoint is None else checkpoint
-    if arguments.model is not None:
-        raise SettingError(
-            f"found the model {arguments.model!r} among the flags; give the checkpoint once, right "
-            "after `serve`."
-        )
+    given = arguments.given
+    keys = policy.read_keys(given["api_key_file"]) if "api_key_file" in given else []
+    check_closed(arguments, keys)
+    own = settings.given(given)
+    settings.shard_tokens(own)
+    name = bundled_demo() if arguments.model is None else arguments.model
     model, kept, dtype = check_checkpoint(name, arguments)
     chosen = {"kv_cache_memory_bytes": kept.size} if kept and kept.is_chosen else {}
-    backend_choice.require(own.attnres_backend)
+    backend_choice.require(own.get(settings.BACKEND_KEY))
     compiler.require(arguments)
     if (cores := workers.bind(arguments)) is not None:
         events.tell("model", facts={"cores": f"{cores}, a part for each worker"})
     if arguments.uds:
         address.clear_socket(arguments.uds)
     else:
-        if "host" in arguments.given and not arguments.host:
+        if "host" in given and not arguments.host:
             raise SettingError(
                 "found --host without an address, with which every network reaches the server; "
                 "give 0.0.0.0 for that."
             )
-        given = {name: getattr(arguments, name) for name in DEFAULTS if arguments.has(name)}
-        address.check_port(**{**DEFAULTS, **given})
+        place = {name: getattr(arguments, name) for name in DEFAULTS if arguments.has(name)}
+        address.check_port(**{**DEFAULTS, **place})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
     given_key = arguments.has("api_key")
     if not (keys or given_key or os.environ.get("VLLM_API_KEY", "key").strip()):
         raise SettingError("VLLM_API_KEY is set and empty; give it a key or unset it.")
-    if own.enable_weight_updates and not (keys or given_key or os.environ.get("VLLM_API_KEY")):
+    takes_weights = given.get("enable_weight_updates")
+    if takes_weights and not (keys or given_key or os.environ.get("VLLM_API_KEY")):
         raise SettingError(
             "--enable-weight-updates opens routes that pause the server and replace its model, and "
             "there is no API key; set VLLM_API_KEY, or give --api-key-file."
         )
-    if device.is_cpu() and own.attnres_backend != "torch":
+    if device.is_cpu() and own.get(settings.BACKEND_KEY) != "torch":
         library.compile_ahead(dtype)  # beside all that is imported from here on
     check_plugin()
-    flags = [name for name, value in arguments.given.items() if value is not False]
-    log = own.verbose or levels.wants_log(flags, os.environ)
+    flags = [name for name, value in given.items() if value is not False]
+    log = levels.wants_log(flags, os.environ)
     events.tell(
         "checked",
         title=facts.title(),
@@ -120,7 +118,7 @@ def serve(
         headless=arguments.headless,
         socket=arguments.uds,
     )
-    if any(spelling.is_flag(word, "--api-key") for word in words):
+    if given_key and "api_key" not in arguments.places:
         events.tell(
             "warning",
             text="whoever can list processes reads the key after --api-key; put it into "
@@ -128,18 +126,18 @@ def serve(
         )
     if not log:
         os.environ[levels.LEVEL] = levels.QUIET  # in every process
-    if own.enable_weight_updates:
-        chosen |= openai_server.weight_transfer(words)
+    if takes_weights:
+        chosen |= openai_server.weight_transfer(arguments.words)
     openai_server.run_server(
         model,
         DEFAULTS
         | SERVER_DEFAULTS
         | chosen
-        | {"served_model_name": names(checkpoint, model, arguments)},
-        words,
-        settings.given(own),
+        | {"served_model_name": names(arguments.model, model, arguments)},
+        [*arguments.words],
+        own,
         keys,
-        policy.given(own),
+        policy.given(given),
     )
 
 
@@ -148,6 +146,19 @@ def check_environment() -> None:
     for name, does in UNPROTECTED.items():
         if os.environ.get(name, "0") not in ("", "0"):
             raise SettingError(f"{name} is set, which {does}; unset it or run vLLM's own command.")
+
+
+def check_closed(arguments: Arguments, keys: Sequence[str]) -> None:
+    """Raise SettingError if a flag would open what the keys of a file, or of flags, close."""
+    if arguments.given.get("grpc"):
+        raise SettingError(
+            "found --grpc; its server has neither our routes nor the API key, so leave it out or "
+            "run vLLM's own command."
+        )
+    if not all(key and key.strip() for key in arguments.api_key or ()):
+        raise SettingError("found an empty --api-key, with which the server is open; leave it out.")
+    if keys and arguments.api_key:
+        raise SettingError("found --api-key beside --api-key-file; give one of them.")
 
 
 def check_plugin() -> None:

@@ -20,6 +20,7 @@ from attnres_serve.bench.workload import (
 from attnres_serve.checkpoints import checked, draft, hub, needs
 from attnres_serve.compat import arguments, compiler, device, workers
 from attnres_serve.compat.arguments import Arguments
+from attnres_serve.compat.flags import reading
 from attnres_serve.compat.flags.advice import names_of
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
@@ -38,7 +39,7 @@ REFUSED = {
     "model": "goes with --http; here the checkpoint is what is measured.",
     "revision": "is not looked up here; give the folder of that snapshot as CHECKPOINT.",
 }
-OF_ENGINES = ("quick", "starts", "budget", *settings.KEYS)
+OF_ENGINES = ("quick", "starts", "budget", *settings.FLAGS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,10 +138,14 @@ def _in_engines(
     checkpoint: str, folder: Path, own: argparse.Namespace, flags: list[str], command: list[str]
 ) -> tuple[dict[str, Any], str]:
     """The document and the report of engines, refused early: torch is imported only afterwards."""
-    asked = arguments.of_engine(flags, names_of(add_arguments))
+    asked = arguments.of_engine(
+        flags, reading.ours(settings.add_arguments), names_of(add_arguments)
+    )
+    flags = [*asked.words]
+    chosen = settings.given(asked.given) | settings.given(vars(own))
     _refuse_uncomparable(asked)
     drafted = drafts.asked(asked)
-    backend_choice.require(own.attnres_backend)
+    backend_choice.require(chosen.get(settings.BACKEND_KEY))
     found = checked.check_model(str(folder), has_weights=asked.load_format != "dummy")
     parsed = found.translated(checkpoint)
     needs.check_heads(checkpoint, parsed)
@@ -167,7 +172,6 @@ def _in_engines(
     starts = own.starts or (1 if own.quick else STARTS)
     rounds = rounds_of(starts)
     budget = 60 * (own.budget or (inf if own.starts else MINUTES))
-    chosen = settings.given(own)
     with tempfile.TemporaryDirectory() as scratch:
         if drafted:
             compared, kind = DRAFTS, "the same engine without drafts"

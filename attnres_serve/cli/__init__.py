@@ -13,6 +13,7 @@ from attnres_serve.bench import command as bench
 from attnres_serve.checkpoints import check
 from attnres_serve.compat import arguments as vllm_arguments
 from attnres_serve.compat import environment, openai_server
+from attnres_serve.compat.flags import reading
 from attnres_serve.compat.flags.advice import names_of
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.lens import command as inspect
@@ -64,14 +65,16 @@ def build_parser() -> argparse.ArgumentParser:
         usage="attnres-serve serve [CHECKPOINT] [--attnres-algorithm ALGORITHM] [flags]",
         description="Serve a checkpoint with vLLM's OpenAI-compatible server.",
         epilog=f"Any other flag is vLLM's, for example --host (default: {launcher.DEFAULT_HOST}) "
-        f"and --port (default: {launcher.DEFAULT_PORT}). --help=groups lists their groups, "
-        "--help=ModelConfig shows one, --help=max-model-len what has such a name, --help=all "
-        "everything.\n\n"
+        f"and --port (default: {launcher.DEFAULT_PORT}). --config FILE takes flags, ours too, from "
+        "a YAML file. A flag of ours may also be a variable, such as ATTNRES_API_KEY_FILE.\n\n"
+        "--help=groups lists the groups of all flags, --help=ModelConfig shows one, "
+        "--help=max-model-len what has such a name, --help=all everything.\n\n"
         + examples(
             "serve path/to/checkpoint",
             "serve path/to/checkpoint --port 9000 --max-model-len 4096",
             "serve path/to/checkpoint --enforce-eager --served-model-name demo",
             "serve path/to/checkpoint --host 0.0.0.0 --api-key-file keys.txt",
+            "serve --config serve.yaml",
         ),
         allow_abbrev=False,
     )
@@ -211,15 +214,18 @@ def _run(arguments: list[str]) -> int:
     if (problem := _no_command(arguments[0], parser)) is not None:
         _say(problem)
         return 2
-    own, others = parser.parse_known_args(arguments)
+    serves = arguments[0] == "serve" and not {"-h", "--help"} & {*arguments}
+    own, others = parser.parse_known_args(["serve"] if serves else arguments)
     if others and own.command not in ("serve", "bench", "inspect"):
         parser.error(sentences.for_terminal(f"unrecognized arguments: {' '.join(others)}"))
     try:
         if own.command in ("serve", "verify", "bench", "inspect"):  # they start engines
             environment.make_usable()
         if own.command == "serve":
-            asked = vllm_arguments.of_server(others, names_of(launcher.add_arguments))
-            launcher.serve(checkpoint, own, asked, others)
+            ours = reading.ours(launcher.add_arguments)
+            asked = vllm_arguments.of_serve(checkpoint, arguments[1:], ours, os.environ)
+            with asked.placed():
+                launcher.serve(asked)
         elif own.command == "check":
             check.check(own.checkpoint, own.json)
         elif own.command == "verify":
@@ -231,15 +237,9 @@ def _run(arguments: list[str]) -> int:
                 return bench.run(checkpoint, own, others, command)
         elif own.command == "inspect":
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-            theirs = argparse.ArgumentParser(
-                add_help=False, allow_abbrev=False, exit_on_error=False
-            )
-            launcher.add_arguments(theirs)
-            try:
-                rest = theirs.parse_known_args(others)[1]
-            except argparse.ArgumentError as error:
-                raise SettingError(f"{error}.") from None
-            vllm_arguments.of_server(rest, names_of(inspect.add_arguments))
+            ours = reading.ours(launcher.add_arguments)
+            names = names_of(inspect.add_arguments)
+            vllm_arguments.of_serve(checkpoint, others, ours, None, names)
             with output.libraries_hidden("inspect", own.verbose):
                 return inspect.run(checkpoint, own, others)
         else:
@@ -288,7 +288,7 @@ def _topic(arguments: list[str]) -> str | None:
 
 def _show_flags(topic: str) -> int:
     try:
-        openai_server.print_flags(topic)
+        openai_server.print_flags(topic, launcher.add_arguments)
     except SettingError as error:
         _say(error)
         return 2

@@ -1,11 +1,17 @@
-"""What a command line asks of vLLM: its flags, read once and before vLLM is imported."""
+"""What flags ask for, on the command line, in a file and in variables: read once, and before vLLM.
 
-from collections.abc import Collection, Mapping, Sequence
+``parser`` says which of these places counts.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from attnres_serve.compat.flags import parser, table
+from attnres_serve.compat.flags import parser, spelling, table, variables
 from attnres_serve.compat.flags.flag import Flag
+from attnres_serve.errors import CheckpointError, SettingError
 
 
 @dataclass(frozen=True)
@@ -13,15 +19,19 @@ class Arguments:
     """Values of vLLM's flags, each under vLLM's name, with vLLM's default where it is not given.
 
     Attributes:
-        given: all values that are given, on the command line or in the file that ``--config``
-            names, also those without an attribute.
+        given: all values that are given, also those without an attribute, and of flags of ours.
         unknown: words that belong to no flag that is known; they are left to vLLM.
+        words: what vLLM's parser is to be given, without the model and flags of ours.
+        places: the line of a file, or the variable, in which a value is stated; none for the
+            command line.
         max_model_len, kv_cache_memory_bytes: with ``k`` or ``K`` counted; -1 stands for ``auto``.
         lora_modules: each with ``name`` and ``path``.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    places: Mapping[str, str] = field(default_factory=dict)
     api_key: list[str] | None = None
     block_size: int | None = None
     compilation_config: Mapping[str, Any] | None = None
@@ -69,26 +79,81 @@ class Arguments:
         """Whether one of some values is given, and is not ``None``."""
         return any(self.given.get(name) is not None for name in names)
 
+    @contextmanager
+    def placed(self) -> Iterator[None]:
+        """Let a refusal begin with the places of what it names, except on the command line."""
+        try:
+            yield
+        except (CheckpointError, SettingError) as error:
+            where = " and ".join(dict.fromkeys(self._places_of(error)))
+            if not where:
+                raise
+            raise type(error)(f"{where}: {error}") from None
+
+    def _places_of(self, error: Exception) -> list[str]:
+        """Where the flags are stated that a refusal names, or else the model that it is about."""
+        found = re.findall(r"--(?:no-)?([a-z0-9-]+)|([a-z0-9]+(?:_[a-z0-9]+)+)", str(error))
+        names = [(flag or name).replace("-", "_") for flag, name in found]
+        if not {*names} & {*self.places} and isinstance(error, CheckpointError):
+            names = ["model"]
+        return [self.places[name] for name in names if name in self.places]
+
 
 NAMES = {one.name for one in fields(Arguments)}
 
 
-def of_server(words: Sequence[str], others: Collection[str] = ()) -> Arguments:
+def of_serve(
+    checkpoint: str | None,
+    words: Sequence[str],
+    ours: Sequence[Flag],
+    environment: Mapping[str, str] | None,
+    others: Collection[str] = (),
+) -> Arguments:
+    """The arguments of ``attnres-serve serve``.
+
+    Args:
+        checkpoint: given by its place instead of ``--model``; None if it is not.
+        words: flags, ours and vLLM's, and their values.
+        ours: flags that are not vLLM's.
+        environment: variables, in which they may be stated as well; None to read none.
+        others: names of flags that a suggestion may name besides.
+
+    Raises:
+        SettingError: one of them would be refused, in one sentence.
+    """
+    if checkpoint is not None:
+        if any(spelling.is_flag(word, spelling.MODEL) for word in words):
+            raise SettingError(
+                f"found {spelling.MODEL} beside the checkpoint {checkpoint!r}; give the checkpoint "
+                "once, right after the command."
+            )
+        words = [f"{spelling.MODEL}={checkpoint}", *words]
+    return _arguments(words, ours, others, environment)
+
+
+def of_server(words: Sequence[str]) -> Arguments:
     """The arguments of a server of the installed vLLM.
 
     Args:
         words: flags of vLLM's and their values.
-        others: names of flags that a suggestion may name besides.
 
     Raises:
         SettingError: vLLM would refuse them, in one sentence.
     """
-    return _arguments(words, others, of_engine=False)
+    return _arguments(words)
 
 
-def of_engine(words: Sequence[str], others: Collection[str] = ()) -> Arguments:
-    """The same of an engine alone, which has fewer flags."""
-    return _arguments(words, others, of_engine=True)
+def of_engine(
+    words: Sequence[str], ours: Sequence[Flag] = (), others: Collection[str] = ()
+) -> Arguments:
+    """The same of an engine alone, which has fewer flags.
+
+    Args:
+        words: flags and their values.
+        ours: flags that are not vLLM's.
+        others: names of flags that a suggestion may name besides.
+    """
+    return _arguments(words, ours, others, of_engine=True)
 
 
 def among(words: Sequence[str]) -> Arguments:
@@ -101,10 +166,21 @@ def among(words: Sequence[str]) -> Arguments:
     return _made(parser.read(words, flags, takes_any=True), flags)
 
 
-def _arguments(words: Sequence[str], others: Collection[str], of_engine: bool) -> Arguments:
+def without_flags(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables without those in which flags of ours are stated, for a server of one question."""
+    return {k: v for k, v in environment.items() if not k.startswith(variables.PREFIX)}
+
+
+def _arguments(
+    words: Sequence[str],
+    ours: Sequence[Flag] = (),
+    others: Collection[str] = (),
+    environment: Mapping[str, str] | None = None,
+    of_engine: bool = False,
+) -> Arguments:
     flags, is_whole = table.of_installed()
     had = [flag for flag in flags if flag.of_engine or not of_engine]
-    return _made(parser.read(words, had, others, takes_any=not is_whole), had)
+    return _made(parser.read(words, had, ours, environment, others, takes_any=not is_whole), had)
 
 
 def _made(found: parser.Found, flags: Sequence[Flag]) -> Arguments:
@@ -113,4 +189,4 @@ def _made(found: parser.Found, flags: Sequence[Flag]) -> Arguments:
     values = {name: value for name, value in found.values.items() if name in known}
     if names := values.get("served_model_name"):
         values["served_model_name"] = [name for name in names if name is not None]
-    return Arguments(given=found.values, unknown=found.unknown, **values)
+    return Arguments(found.values, found.unknown, found.words, found.places, **values)

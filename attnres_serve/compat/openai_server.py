@@ -1,7 +1,8 @@
 """vLLM's ``serve`` command and its arguments."""
 
 import gc
-from collections.abc import Sequence
+from argparse import SUPPRESS
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -50,11 +51,15 @@ def listens_on(args) -> str:
     return "loopback" if local else "network"
 
 
-def print_flags(topic: str) -> None:
-    """Print what vLLM says of the flags of its server.
+OURS = "attnres-serve"  # the group of our flags, among vLLM's
+
+
+def print_flags(topic: str, add_arguments: Callable[[Any], None]) -> None:
+    """Print what vLLM says of the flags of its server, and of ours.
 
     Args:
         topic: ``all``, ``groups``, the name of a group, or a part of the name of a flag.
+        add_arguments: adds ours to a group of a parser.
 
     Raises:
         SettingError: this vLLM is not supported.
@@ -70,6 +75,10 @@ def print_flags(topic: str) -> None:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         parser = make_arg_parser(FlexibleArgumentParser(prog="attnres-serve serve"))
+        group = parser.add_argument_group(OURS, "Flags that are not vLLM's.")
+        add_arguments(group)
+        for action in group._group_actions:
+            action.default = SUPPRESS  # our help says them
         parser.usage = "attnres-serve serve [CHECKPOINT] [flags]"  # all of them would be 300 lines
         with suppress(SystemExit):
             parser.parse_args(["--help" if topic == "groups" else f"--help={topic}"])
@@ -155,15 +164,6 @@ def run_server(
             f"found the model {args.model_tag or args.model!r} among the flags; give the "
             "checkpoint once, right after `serve`."
         )
-    if args.grpc:
-        raise SettingError(
-            "found --grpc; its server has neither our routes nor the API key, so leave it out or "
-            "run vLLM's own command."
-        )
-    if not all(key and key.strip() for key in args.api_key or ()):
-        raise SettingError("found an empty --api-key, with which the server is open; leave it out.")
-    if keys and args.api_key:
-        raise SettingError("found --api-key beside --api-key-file; give one of them.")
     args.api_key = [Secret(key) for key in keys or args.api_key or ()] or None
     setattr(args, POLICY, policy)
     for key, value in own.items():

@@ -58,7 +58,7 @@ def running(checkpoint: str, flags: Sequence[str], verbose: bool = False) -> Ite
                 *_command(checkpoint, asked, flags),
                 *(f"--host={child.HOST}", f"--port={port}"),
             ],
-            env=os.environ | log.variables | {"VLLM_API_KEY": key},
+            env=arguments.without_flags(os.environ) | log.variables | {"VLLM_API_KEY": key},
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,

@@ -78,7 +78,7 @@ def run(own: argparse.Namespace) -> int:
     tokens = passages.tokens(served, limits, own.tokens, str(folder))
     prompts = passages.passages(folder, own.text, tokens, own.passages)
     model = compare.reference(reference)
-    report = compare.verify(folder, model, prompts, settings.given(own))
+    report = compare.verify(folder, model, prompts, settings.given(vars(own)))
     unreached = passages.unreached(limits, tokens)
     found = None if wanted.spec is None else _evidence(reference, folder, model, own)
     if own.json:

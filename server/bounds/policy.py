@@ -1,9 +1,12 @@
 """The flags that bound what clients may ask and until when, and the API keys of a file."""
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from attnres_serve.compat.flags import kinds
 from attnres_serve.errors import SettingError
 
 
@@ -29,11 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file with the API keys, one a line; every route but the probes asks for one of them",
     )
     parser.add_argument(
-        "--public-metrics", action="store_true", help="answer GET /metrics without a key"
+        "--public-metrics",
+        action=argparse.BooleanOptionalAction,
+        help="answer GET /metrics without a key",
     )
     parser.add_argument(
         "--enable-weight-updates",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help="open the routes by which a trainer pauses the server and replaces its weights",
     )
     bounds = {
@@ -47,20 +52,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = getattr(Policy, name)
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(
-            flag, type=_positive, default=default, metavar="N", help=f"{said} (default: {default})"
+            flag,
+            type=kinds.positive,
+            default=default,
+            metavar="N",
+            help=f"{said} (default: {default})",
         )
     parser.add_argument(
         "--drain-delay",
-        type=_seconds,
+        type=kinds.natural,
         default=Policy.drain_delay,
         metavar="SECONDS",
         help="after a signal, take new requests for so long while /ready says 503 (default: 0)",
     )
 
 
-def given(own: argparse.Namespace) -> Policy:
-    """The policy that the flags say."""
-    return Policy(**{field.name: getattr(own, field.name) for field in fields(Policy)})
+def given(flags: Mapping[str, Any]) -> Policy:
+    """The policy that flags say, whose values stand under their names."""
+    return Policy(**{one.name: flags[one.name] for one in fields(Policy) if one.name in flags})
 
 
 def read_keys(path: str) -> list[str]:
@@ -84,23 +93,9 @@ def read_keys(path: str) -> list[str]:
         if not all(0x21 <= byte <= 0x7E for byte in key):  # nothing else survives a header
             raise SettingError(
                 f"line {number} of {path} is no API key; a key is printable ASCII without blanks, "
-                "and the file has nothing but keys."
+                "and the file of --api-key-file has nothing but keys."
             )
         keys.append(key.decode())
     if not keys:
         raise SettingError(f"{path} has no API key; write one a line, or leave --api-key-file out.")
     return keys
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
-
-
-def _seconds(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 0")
-    return value

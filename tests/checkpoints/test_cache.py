@@ -201,7 +201,6 @@ def test_serve_hands_it_to_vllm_and_check_tells_the_same(
     assert facts["cache_tokens"] == size // facts["kv_cache_bytes_per_token"]
     assert cli.main(["check", folder]) == 0
     assert f"cache here    {facts['cache']}, which `serve` takes" in capfd.readouterr().out
-    monkeypatch.setenv("ATTNRES_SERVE_SUPERVISED", "1")
     assert cli.main(["serve", folder, "--port", str(free_port())]) == 0
     (shown,) = [one["facts"]["KV cache"] for one in told if "KV cache" in one.get("facts", {})]
     assert shown == facts["cache"]

@@ -440,21 +440,6 @@ def test_a_refusal_costs_no_start(
     assert seconds < of_a_start()
 
 
-@pytest.mark.parametrize(
-    "words", ["m --port 0", "--model m", "--dtype half --model=m", "--config serve.yaml"]
-)
-def test_a_model_among_the_flags(
-    words: str, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The demo would be served in the place of that of a file."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(openai_server, "run_server", None)
-    Path("serve.yaml").write_text("model: m\n")
-    assert cli.main(["serve", "--max-sequences", "9", *words.split()]) == 2
-    said = r"found (the model 'm' among the flags|'m', which belongs to no flag); .*the checkpoint"
-    assert re.search(said, capfd.readouterr().err)
-
-
 def test_quantised_experts_without_a_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,18 +67,22 @@ def test_a_word_that_is_no_command(words, said, capsys: pytest.CaptureFixture) -
     ("words", "there", "elsewhere"),
     [
         # First, as vLLM's parser remembers a topic in its class.
-        (["--help=groups"], ["SchedulerConfig", "Frontend"], ["--max-num-seqs"]),
-        (["--help=all"], ["--max-model-len", "--tensor-parallel-size", "--ssl-keyfile"], []),
+        (["--help=groups"], ["SchedulerConfig", "Frontend", "attnres-serve "], ["--max-num-seqs"]),
+        (["--help=all"], ["--max-model-len", "--ssl-keyfile", "--api-key-file"], []),
+        (["--help=attnres-serve"], ["--max-sequences", "--attnres-backend"], ["--max-num-seqs"]),
+        (["--help=api-key"], ["--api-key-file", "--api-key API_KEY"], ["--max-sequences"]),
+        (["--help", "API_KEY_FILE"], ["--api-key-file"], ["--api-key API_KEY"]),
         (["--help", "SchedulerConfig"], ["--max-num-seqs"], ["--ssl-keyfile"]),
     ],
 )
-def test_vllms_flags_are_shown(
+def test_flags_are_shown(
     words: list[str], there: list[str], elsewhere: list[str], capsys: pytest.CaptureFixture
 ) -> None:
-    """By vLLM's parser, on its CPU build too, whose own command cannot start."""
+    """Ours and vLLM's, by vLLM's parser, on its CPU build too, whose own command cannot start."""
     pytest.importorskip("vllm")
     assert cli.main(["serve", *words]) == 0
     said = capsys.readouterr()
     assert said.err == ""
     assert all(word in said.out for word in there)
+    assert not re.search(r"\(default: \S+\)\s+\(default", said.out)
     assert not any(word in said.out for word in elsewhere)

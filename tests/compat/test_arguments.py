@@ -13,7 +13,7 @@ from cost import command, of_a_start
 from serving import DEMO
 
 from attnres_serve.compat import arguments, versions
-from attnres_serve.compat.arguments import Arguments, among, of_engine, of_server
+from attnres_serve.compat.arguments import Arguments, among, of_engine, of_serve, of_server
 from attnres_serve.compat.flags import kinds, parser, spelling, table
 from attnres_serve.compat.flags.flag import ADAPTERS, SWITCH, Flag
 from attnres_serve.errors import SettingError
@@ -34,6 +34,7 @@ WORDS = {
     "devices": ["0", "1,2", "GPU-a, 3", ""],
 }
 REFUSED = object()
+OF_THE_PARSER = {"given", "unknown", "words", "places"}  # no values of flags
 RELEASE = versions.installed()[1].partition("+")[0]
 
 
@@ -67,7 +68,7 @@ def test_the_table_is_that_of_vllms_parser(flags: tuple[Flag, ...]) -> None:
 def test_defaults_are_vllms(flags: tuple[Flag, ...]) -> None:
     """Where an argument is not given, its value is the newest vLLM's."""
     newest = {flag.name: flag.default for flag in table.shipped(table.releases()[-1])}
-    had = {one.name for one in dataclasses.fields(Arguments)} - {"given", "unknown"}
+    had = {one.name for one in dataclasses.fields(Arguments)} - OF_THE_PARSER
     assert had <= {*newest}
     plain = {name: getattr(Arguments(), name) for name in had}
     same = {name: newest[name] for name in had}
@@ -196,10 +197,10 @@ def test_whole_command_lines(words: list[str], server) -> None:
     "content",
     [
         {"port": 1, "max-model-len": "4k", "enforce_eager": True},
-        {"enforce-eager": False, "headless": False, "enforce_eager": False},
+        {"enforce-eager": False, "headless": False},
         {"served-model-name": ["a", "b"], "lora-modules": []},
         {"hf-overrides": {"a": {"b": 1}}, "speculative-config": {"method": "ngram"}},
-        {"tokenizer": None, "seed": 3, "gpu-memory-utilization": 0.5},
+        {"revision": None, "seed": 3, "gpu-memory-utilization": 0.5},
         {"max_model_len": 64, "enforce_eager": False, "served-model-name": ["a", "b"]},
     ],
 )
@@ -214,18 +215,6 @@ def test_a_file_of_flags(content: dict, server, tmp_path: Path) -> None:
         given = of_server([*words]).given
         assert {name: theirs[name] for name in given} == given
         assert {name for name in theirs if theirs[name] != usual[name]} <= {*given}
-
-
-def test_a_mistake_in_a_file_is_told_with_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "serve.yaml"
-    for content, said in (
-        ("max-model-lenn: 64\n", "found --max-model-lenn, .*did you mean --max-model-len?"),
-        ("max-model-len: 4x\n", "found --max-model-len 4x; expected a whole number"),
-        ("headless: 3\n", "found '3', which belongs to no flag"),
-    ):
-        path.write_text(content)
-        with pytest.raises(SettingError, match=rf"serve.yaml: {said}"):
-            of_server(["--config", str(path)])
 
 
 @pytest.mark.parametrize(
@@ -283,7 +272,7 @@ def test_a_file_of_flags_at_which_vllm_would_fail(
 )
 def test_what_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(SettingError) as refused:
-        of_server(words, {"--ours-also"})
+        of_serve(None, words, (), None, {"--ours-also"})
     assert said in str(refused.value)
 
 

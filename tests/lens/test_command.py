@@ -155,7 +155,7 @@ ASK = ("--prompt", "import os")
         ([str(DEMO), *ASK, "--out", "x.json", "--token", "0"], "a .json file has every token"),
         ([str(DEMO), *ASK, "--max-model-len", "2048"], "has a context of 1024 tokens"),
         (["no/such/folder", *ASK], "no/such/folder does not exist"),
-        ([str(DEMO), *ASK, "--model", "other"], "found the model 'other' among the flags"),
+        ([str(DEMO), *ASK, "--model", "other"], "found --model beside the checkpoint"),
         (
             ["--url", "http://127.0.0.1:1", *ASK, "--dtype", "half"],
             "--dtype is for a server",
@@ -197,7 +197,9 @@ EDIT = ("--edit", "scale=2")
         ([*EDIT * 65], "--edit is given 65 times; expected at most 64"),
         (["--max-num-seqz", "5"], "found --max-num-seqz, which is no flag; did you mean --max-n"),
         (["--max-token", "5"], "found --max-token, which is no flag; did you mean --max-tokens"),
-        (["--config", "dtype: half a byte"], "flags.yaml: found --dtype half a byte; expected"),
+        (["--config", "dtype: half a byte"], "flags.yaml, line 1: found --dtype half a byte; exp"),
+        (["--config", "api-key-file: keys"], "--api-key-file is for a server that others ask"),
+        (["--config", "max_sequences: 0"], "flags.yaml, line 1: found --max-sequences 0; expected"),
     ],
 )
 @pytest.mark.usefixtures("no_server")

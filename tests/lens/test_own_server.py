@@ -27,6 +27,7 @@ from pathlib import Path
 words = sys.argv[1:]
 name, folder = words[1], Path(__file__).parents[1]
 given = {"words": words, "key": os.environ["VLLM_API_KEY"], "pid": os.getpid()}
+given["variables"] = [name for name in os.environ if name.startswith("ATTNRES_")]
 (folder / "begun").write_text(json.dumps(given))
 (folder / "begun").rename(folder / "given")
 
@@ -132,6 +133,13 @@ def test_it_is_started_and_stopped(stand_in):
     assert words[-2:] == ["--host=127.0.0.1", f"--port={server.url.rpartition(':')[2]}"]
     assert (stand_in / "stopped").exists() and is_gone(found["pid"])
     assert logs_of(stand_in) == []
+
+
+def test_variables_are_those_of_another_server(stand_in, monkeypatch):
+    """A key of a file would replace the one that it is asked with."""
+    monkeypatch.setenv("ATTNRES_API_KEY_FILE", "keys")
+    with own_server.running("serves", []):
+        assert given(stand_in)["variables"] == ["ATTNRES_SERVE_EVENTS"]
 
 
 def test_serve_knows_its_flags(stand_in, monkeypatch):

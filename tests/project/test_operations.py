@@ -21,8 +21,8 @@ def parser() -> argparse.ArgumentParser:
 def test_every_flag_is_on_the_page():
     """But for the address, which is vLLM's flag with another default."""
     for action in parser()._actions:
-        (flag,) = action.option_strings[-1:]
-        if flag in ("--help", "--host", "--port"):
+        (flag,) = action.option_strings[:1]
+        if flag in ("-h", "--host", "--port"):
             continue
         default, said = FLAGS[flag].split(" | ", 1)
         if isinstance(action.default, int) and action.nargs != 0:

@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from attnres_serve import cli
 from attnres_serve.compat import device
 from attnres_serve.compat.arguments import of_server
 from attnres_serve.compat.device import Kind
@@ -524,10 +523,8 @@ def test_what_a_file_of_flags_says_is_told(tmp_path, monkeypatch, log, is_given)
     monkeypatch.delenv("VLLM_LOGGING_LEVEL")
     monkeypatch.setattr(launcher, "check_checkpoint", lambda name, words: (name, None, "bfloat16"))
     monkeypatch.setattr(launcher.openai_server, "run_server", lambda *_: None)
-    own = cli.build_parser().parse_args(["serve"])
     with log.heard():
-        words = ["--config", str(config)]
-        launcher.serve("folder", own, of_server(words), words)
+        launcher.serve(of_server(["--config", str(config)]))
     (event,) = [event for event in log.events() if event["event"] == "checked"]
     assert (event["log"], event["headless"], event["socket"]) == (is_given, is_given, None)
     assert os.environ.get("VLLM_LOGGING_LEVEL") == (None if is_given else "WARNING")

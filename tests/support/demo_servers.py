@@ -7,8 +7,10 @@ process (``MODULES``, which ``conftest`` reads).
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
+import yaml
 from serving import ROOT, Server, running_demo
 
 MODULES = {
@@ -81,21 +83,61 @@ def open_server(collector, tmp_path_factory) -> Iterator[Server]:
 def keyed_server(tmp_path_factory) -> Iterator[Server]:
     """In float32, with two keys, narrow bounds and prompts in chunks; its client has a key."""
     folder = tmp_path_factory.mktemp("keyed")
-    keys = folder / "keys"
-    keys.write_text(f"{KEY}\n{SECOND}\n")
-    flags = {
-        "--api-key-file": keys,
-        "--dtype": "float32",
-        "--max-model-len": KEYED_CONTEXT,
-        "--max-num-batched-tokens": CHUNK,
-        "--max-num-seqs": 8,
-        "--max-sequences": SEQUENCES,
-        "--max-trace-tokens": TRACE_TOKENS,
-        "--max-trace-weights": WEIGHTS,
-    }
-    with running_demo(folder / "log", *words(flags)) as server:
+    (folder / "keys").write_text(f"{KEY}\n{SECOND}\n")
+    flags = folder / "serve.yaml"
+    flags.write_text(yaml.safe_dump(every_flag(folder)))
+    with running_demo(folder / "log", "--config", str(flags)) as server:
         server.client.headers["authorization"] = f"Bearer {KEY}"
         yield server
+
+
+def every_flag(folder: Path) -> dict[str, object]:
+    """A file with the flags of the server with keys, every one of ours and many of vLLM's.
+
+    Those without an effect on its tests have the value that holds without them.
+    """
+    return {
+        "model": "replaced by the command line",
+        "api-key-file": str(folder / "keys"),
+        "max-sequences": SEQUENCES,
+        "max_trace_tokens": TRACE_TOKENS,
+        "max_trace_weights": WEIGHTS,
+        "max-body-bytes": 4 * 2**20,
+        "max-concurrent-requests": 1024,
+        "drain-delay": 0,
+        "public-metrics": False,
+        "enable-weight-updates": False,
+        "disable_trace": False,
+        "verbose": False,
+        **{f"attnres-{name}": "auto" for name in ("algorithm", "backend", "native")},
+        **{f"attnres_{name}": "auto" for name in ("shard_sites", "aux_stream")},
+        "attnres-shard-tokens": 1024,
+        "dtype": "float32",
+        "max-model-len": KEYED_CONTEXT,
+        "max_num_batched_tokens": CHUNK,
+        "max-num-seqs": 8,
+        "allowed-origins": [],
+        "allowed-methods": ["*"],
+        "allow-credentials": False,
+        "enable-prefix-caching": True,
+        "enable_chunked_prefill": True,
+        "tensor-parallel-size": 1,
+        "pipeline_parallel_size": 1,
+        "kv-cache-dtype": "auto",
+        "load-format": "auto",
+        "tokenizer-mode": "auto",
+        "generation-config": "auto",
+        "override-generation-config": {},
+        "hf-overrides": {},
+        "max-logprobs": 20,
+        "seed": 0,
+        "trust-remote-code": False,
+        "scheduling-policy": "fcfs",
+        "h11-max-header-count": 256,
+        "disable-log-stats": False,
+        "response-role": "assistant",
+        "shutdown-timeout": 20,
+    }
 
 
 def words(flags: dict[str, object]) -> list[str]:

@@ -44,6 +44,26 @@ def count_or_auto(word: str) -> int:
     return -1 if word.strip().lower() in ("-1", "auto") else count(word)
 
 
+def positive(word: str) -> int:
+    """A whole number of at least 1.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return _at_least(1, word)
+
+
+def natural(word: str) -> int:
+    """The same of at least 0."""
+    return _at_least(0, word)
+
+
+def _at_least(least: int, word: str) -> int:
+    if (found := int(word)) < least:
+        raise ValueError
+    return found
+
+
 def expand(text: str) -> str:
     """JSON in which numbers that stand bare have no ``k`` or ``K`` behind them any more."""
     parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
@@ -80,6 +100,8 @@ WHOLE = "a whole number"
 KINDS = {
     "text": Kind(str, "a value"),
     "integer": Kind(int, WHOLE),
+    "positive": Kind(positive, f"{WHOLE} of at least 1"),
+    "natural": Kind(natural, f"{WHOLE} of at least 0"),
     "number": Kind(float, "a number"),
     "count": Kind(count, f"{WHOLE} such as 4096, 4k or 4K"),
     "count or auto": Kind(count_or_auto, f"{WHOLE} such as 4096, 4k or 4K, or auto"),

@@ -2,26 +2,31 @@
 
 import argparse
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple, NoReturn
 
-from attnres_serve.compat.flags import kinds, spelling
+from attnres_serve.compat.flags import file, kinds, spelling, variables
 from attnres_serve.compat.flags.advice import advice
 from attnres_serve.compat.flags.flag import ADAPTERS, APPEND, SWITCH, Flag
+from attnres_serve.compat.flags.stated import at
 from attnres_serve.errors import SettingError
 
 
 class Found(NamedTuple):
-    """What a command line holds.
+    """What a command line holds, with the file of flags that it names and the environment.
 
     Attributes:
         values: of the flags that are given, by the names of their values.
         unknown: words that belong to no flag of the table.
+        words: those of vLLM's flags, as vLLM's parser takes them, but for the model.
+        places: where flags are stated, of those that are not on the command line.
     """
 
     values: dict[str, Any]
     unknown: tuple[str, ...]
+    words: tuple[str, ...]
+    places: dict[str, str]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,31 +61,55 @@ class _Parser(argparse.ArgumentParser):
 def read(
     words: Sequence[str],
     flags: Sequence[Flag],
+    ours: Sequence[Flag] = (),
+    environment: Mapping[str, str] | None = None,
     others: Collection[str] = (),
     takes_any: bool = False,
 ) -> Found:
-    """The values of a command line, and of the file that ``--config`` names.
+    """The values of a command line, of the file that ``--config`` names, and of variables.
+
+    A flag on the command line replaces that of the file, which replaces that of a variable.  One
+    that may be given several times, such as vLLM's ``--middleware``, adds to it instead.
 
     Args:
         words: of flags, their values and nothing else.
-        flags: that there are.
+        flags: that there are of vLLM's.
+        ours: those that are not vLLM's.
+        environment: variables, in which flags of ours may be stated; None to read none.
         others: names that a suggestion may name besides.
         takes_any: whether there may be more flags than those, which are left to vLLM.
 
     Raises:
         SettingError: vLLM would refuse the words; in one sentence, with the flag, what was found
-            and what is expected, and the file it stands in.
+            and what is expected, and the line of the file or the variable it stands in.
     """
-    parser = _parser(tuple(flags))
-    known = parser._option_string_actions
-    path, of_file, rest = spelling.split(words, known)
-    names = {word for flag in flags for word in flag.spellings}
-    if of_file:
-        try:
-            _read(parser, flags, of_file, names, takes_any)
-        except SettingError as error:
-            raise SettingError(f"{path}: {error}") from None
-    return _read(parser, flags, [*of_file, *rest], {*names, *others}, takes_any)
+    taken = {word for flag in ours for word in flag.spellings}
+    every = [*ours, *(flag for flag in flags if not taken & {*flag.spellings})]
+    names = {word for flag in every for word in flag.spellings}
+    parser = _parser(tuple(every))
+    path, rest = spelling.config(words)
+    given = {*_read(parser, every, rest, {*names, *others}, takes_any)[0]}
+    may_repeat = {flag.name for flag in every if flag.action == APPEND}
+    kept: list[str] = []
+    places: dict[str, str] = {}
+    for layer in (
+        file.stated(path, every, takes_any) if path else [],
+        variables.stated(ours, environment, names) if environment else [],
+    ):
+        held = []
+        for one in layer:
+            with at(one.place):
+                found = {*_read(parser, every, one.words, names, takes_any)[0]}
+            if found <= may_repeat or not found & given:
+                held.append(one)
+                places |= dict.fromkeys(found - given, one.place)
+        given |= {*places}
+        kept = [word for one in held for word in one.words] + kept
+    words = [*kept, *rest]
+    values, unknown = _read(parser, every, words, {*names, *others}, takes_any)
+    apart = _parser((*ours, *(flag for flag in flags if spelling.MODEL in flag.spellings)))
+    theirs = apart.parse_known_args([spelling.dashed(word) for word in words])[1]
+    return Found(values, tuple(unknown), tuple(theirs), places)
 
 
 @cache
@@ -94,7 +123,8 @@ def _read(
     words: Sequence[str],
     names: Collection[str],
     takes_any: bool,
-) -> Found:
+) -> tuple[dict[str, Any], list[str]]:
+    """The values that words give to flags, and the words that belong to none."""
     try:
         given, unknown = parser.parse_known_args(spelling.usual(words))
     except argparse.ArgumentError as error:
@@ -105,7 +135,7 @@ def _read(
     values = {
         flag.name: kinds.value(flag, found[flag.name]) for flag in flags if flag.name in found
     }
-    return Found(values, tuple(unknown))
+    return values, unknown
 
 
 def _misused(flags: Sequence[Flag], error: argparse.ArgumentError) -> str:
@@ -130,6 +160,6 @@ def _unknown(words: Sequence[str], names: Collection[str]) -> str:
             "once, right after the command."
         )
     name = re.split("[.=]", flag, maxsplit=1)[0]
-    if name in names:  # of a command of ours, whose parser takes no underscores
+    if name in names:  # of another command of ours, whose parser takes no underscores
         return f"found {name} with underscores in its name; write it with dashes."
     return f"found {name}, {advice(name, names)}"

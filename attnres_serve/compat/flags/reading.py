@@ -1,21 +1,24 @@
-"""``python -m attnres_serve.compat.flags.reading``: the flags of the vLLM that Python finds.
+"""The flags of a parser as rows: of ours, and of vLLM's.
 
-It imports vLLM, which takes seconds, and prints one JSON document: a row for each flag.
+``python -m attnres_serve.compat.flags.reading`` prints those of the vLLM that Python finds, as one
+JSON document.  It imports vLLM, which takes seconds.
 """
 
 import argparse
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from attnres_serve.compat.flags import flag as rows
 from attnres_serve.compat.flags.flag import Flag
 
-# Functions by which vLLM reads a word, by their names; an unnamed one by what it makes of a word.
+# Functions that read a word, by their names; an unnamed one by what it makes of a word.
 KINDS = {
     "str": rows.TEXT,
     "int": "integer",
+    "positive": "positive",
+    "natural": "natural",
     "float": "number",
     "loads": "json",
     "human_readable_int": "count",
@@ -34,13 +37,23 @@ def read() -> list[Flag]:
 
     engine = EngineArgs.add_cli_args(FlexibleArgumentParser())
     of_engine = {action.dest for action in engine._actions}
-    server = make_arg_parser(FlexibleArgumentParser())
+    return _of_parser(make_arg_parser(FlexibleArgumentParser()), of_engine)
+
+
+def ours(add_arguments: Callable[[argparse.ArgumentParser], None]) -> tuple[Flag, ...]:
+    """The flags that a function of ours adds to a parser."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return tuple(_of_parser(parser, ()))
+
+
+def _of_parser(parser: argparse.ArgumentParser, of_engine: Container[str]) -> list[Flag]:
     spellings: dict[int, list[str]] = {}  # an action may not tell those that it hides
-    for word, action in server._option_string_actions.items():
+    for word, action in parser._option_string_actions.items():
         spellings.setdefault(id(action), []).append(word)
     return [
         _flag(action, spellings.get(id(action), []), action.dest in of_engine)
-        for action in server._actions
+        for action in parser._actions
         if not isinstance(action, argparse._HelpAction)
     ]
 

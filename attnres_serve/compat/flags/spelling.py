@@ -4,14 +4,14 @@ This follows ``vllm/utils/argparse_utils.py``, which did not change in this from
 """
 
 import json
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from attnres_serve.compat.flags import kinds
 from attnres_serve.errors import SettingError
 
 CONFIG = "--config"  # names a file of flags
+MODEL = "--model"
 LEVEL = "--optimization-level"
 
 
@@ -20,14 +20,19 @@ def is_flag(word: str, flag: str) -> bool:
     return word.partition("=")[0].replace("_", "-") == flag
 
 
+def dashed(word: str) -> str:
+    """A word with dashes for the underscores in the name of its flag, not in keys behind dots."""
+    name, equals, value = word.partition("=")
+    begin, dot, keys = name.partition(".")
+    return begin.replace("_", "-") + dot + keys + equals + value
+
+
 def usual(words: Sequence[str]) -> list[str]:
     """Words with dashes in names, ``-O3`` written out, and keys behind dots as one JSON object."""
     found: list[str] = []
     for place, word in enumerate(words):
         if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            begin, dot, keys = name.partition(".")
-            found.append(begin.replace("_", "-") + dot + keys + equals + value)
+            found.append(dashed(word))
         elif word.startswith("-O") and word != "-O":
             found += [LEVEL, word[3:] if word[2] == "=" else word[2:]]
         elif word == "-O" and words[place + 1 : place + 2] in (["0"], ["1"], ["2"], ["3"]):
@@ -81,47 +86,19 @@ def _merge(known: dict[str, Any], more: dict[str, Any]) -> None:
             known[key] = value
 
 
-def split(words: Sequence[str], spellings: Collection[str]) -> tuple[str, list[str], list[str]]:
-    """The file that ``--config`` names, its flags as words, and the other words.
-
-    Args:
-        words: of a command line.
-        spellings: that the parser has, among which ``--no-`` forms.
+def config(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The file that ``--config`` names, empty where it is not given, and the other words.
 
     Raises:
-        SettingError: vLLM would fail at the file, or not read it.
+        SettingError: vLLM would fail at the flag.
     """
     places = [place for place, word in enumerate(words) if word.partition("=")[0] == CONFIG]
     if not places:
-        return "", [], [*words]
+        return "", [*words]
     path = ([*words][places[0] + 1 :] or [""])[0]
     if len(places) > 1 or "=" in words[places[0]] or not path.endswith((".yaml", ".yml")):
         raise SettingError(
             f"found {' '.join(words[places[0] :][:2])}; expected {CONFIG} FILE once, with a space "
             "before the name and a file that ends with .yaml."
         )
-    others = [*words[: places[0]], *words[places[0] + 2 :]]
-    return path, _of_file(path, spellings), others
-
-
-def _of_file(path: str, spellings: Collection[str]) -> list[str]:
-    import yaml  # comes with vLLM
-
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise SettingError(f"{CONFIG}: {path} cannot be read ({reason}).") from None
-    if not isinstance(content, dict):
-        raise SettingError(f"{CONFIG}: {path} holds no flags; expected lines like `port: 8000`.")
-    found: list[str] = []
-    for key, value in content.items():
-        if value is False:  # vLLM leaves out what cannot be turned off
-            found += [f"--no-{key}"] if f"--no-{key}" in spellings else []
-        elif value is True:
-            found.append(f"--{key}")
-        elif isinstance(value, list):
-            found += [f"--{key}", *map(str, value)] if value else []
-        else:
-            found += [f"--{key}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    return found
+    return path, [*words[: places[0]], *words[places[0] + 2 :]]

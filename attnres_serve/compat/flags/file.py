@@ -1,0 +1,165 @@
+"""The file that ``--config`` names: a flag on every line, with or without underscores in its name.
+
+Its values are those that vLLM takes from such a file, where vLLM takes any (``vllm serve --config``
+leaves out ``false`` for a value, and for a switch whose name has underscores).
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attnres_serve.compat.flags import kinds, spelling
+from attnres_serve.compat.flags.flag import ADAPTERS, APPEND, SWITCH, TEXT, Flag
+from attnres_serve.compat.flags.stated import Stated, at
+from attnres_serve.errors import SettingError
+
+JSON = ("json", "json or text", "object")  # kinds that take lists and keys
+SWITCHED = "true or false"
+
+
+class Value(NamedTuple):
+    """A value as YAML reads it, and as it is written where it is a single one."""
+
+    read: Any
+    text: str
+
+
+def stated(path: str, flags: Sequence[Flag], takes_any: bool) -> list[Stated]:
+    """The flags that a file states.
+
+    Args:
+        path: of the file.
+        flags: that there are.
+        takes_any: whether there may be others, which are stated as vLLM would.
+
+    Raises:
+        SettingError: it cannot be read, names a flag twice, or has a value of another kind.
+    """
+    rows = {word: flag for flag in flags for word in (*flag.spellings, *flag.off)}
+    found: list[Stated] = []
+    lines: dict[str, tuple[int, bool]] = {}  # of flags, and whether a key behind a dot is given
+    for line, name, values in _content(path):
+        place = f"{path}, line {line}"
+        flag, _, key = name.partition(".")
+        row = rows.get(flag)
+        with at(place):
+            dest = row.name if row else flag
+            before, had_key = lines.setdefault(dest, (0, bool(key)))
+            if before and not (key and had_key):
+                raise SettingError(f"found {name} again, after line {before}; give it once.")
+            lines[dest] = line, bool(key)
+            if flag == spelling.CONFIG:
+                raise SettingError(f"found {flag} in a file of flags; give it on the command line.")
+            words = _words(name, row, values) if row or takes_any else [flag]
+            found.append(Stated(words, place))
+    return found
+
+
+def _content(path: str) -> Iterator[tuple[int, str, Value | list[Value]]]:
+    """The line, the flag and the value, or the values of a list, of each key of a file."""
+    import yaml  # comes with vLLM
+
+    try:
+        loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
+        loader.name = path  # in what it says of a mistake
+        root = loader.get_single_node()
+        if isinstance(root, yaml.MappingNode):
+            loader.flatten_mapping(root)  # what `<<` merges
+
+        def value(node: yaml.Node) -> Value:
+            text = node.value if isinstance(node, yaml.ScalarNode) else ""
+            return Value(loader.construct_object(node, deep=True), text)
+
+        found = [
+            (
+                key.start_mark.line + 1,
+                spelling.dashed(f"--{key.value}"),
+                [value(one) for one in node.value]
+                if isinstance(node, yaml.SequenceNode)
+                else value(node),
+            )
+            for key, node in (root.value if isinstance(root, yaml.MappingNode) else ())
+        ]
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise SettingError(f"{spelling.CONFIG}: {path} cannot be read ({reason}).") from None
+    if not found:
+        raise SettingError(
+            f"{spelling.CONFIG}: {path} holds no flags; expected lines like `port: 8000`."
+        )
+    yield from found
+
+
+def _words(name: str, flag: Flag | None, value: Value | list[Value]) -> list[str]:
+    """The words of a command line for a key of a file.
+
+    Args:
+        name: such as ``--port``, or ``--hf-overrides.rope_theta``.
+        flag: None for one that vLLM alone knows.
+        value: or those of a list.
+
+    Raises:
+        SettingError: the flag takes no such value.
+    """
+    if "." in name or flag is None:
+        return _of_vllm(name, value)
+    if flag.action == SWITCH:
+        return _switched(name, flag, value)
+    if isinstance(value, list):
+        return _listed(name, flag, value)
+    if value.read is None:
+        return [f"{name}=None"] if flag.is_optional else [name]
+    return [f"{name}={_word(name, flag, value)}"]
+
+
+def _of_vllm(name: str, value: Value | list[Value]) -> list[str]:
+    read = [one.read for one in value] if isinstance(value, list) else value.read
+    if "." in name:  # a key of a JSON object
+        return [f"{name}={read if isinstance(read, str) else _json(read)}"]
+    if isinstance(read, bool):
+        return [name] if read else []
+    if isinstance(read, list):
+        return [name, *map(str, read)] if read else []
+    return [name, _json(read) if isinstance(read, Mapping) else str(read)]
+
+
+def _switched(name: str, flag: Flag, value: Value | list[Value]) -> list[str]:
+    if isinstance(value, list) or not isinstance(value.read, bool):
+        shown = "" if isinstance(value, list) else f" {value.text}".rstrip()
+        raise SettingError(f"found {name}{shown}; expected {SWITCHED}.")
+    if value.read:
+        return [name]
+    return [*(flag.spellings if name in flag.off else flag.off)[:1]]  # some are off without a word
+
+
+def _listed(name: str, flag: Flag, values: list[Value]) -> list[str]:
+    if flag.count is None and flag.kind in JSON:
+        return [f"{name}={_json([one.read for one in values])}"]
+    words = [_word(name, flag, value) for value in values]
+    if flag.action == APPEND:
+        return [f"{name}={word}" for word in words]
+    if flag.count in (None, "?") and len(words) > 1:
+        raise SettingError(f"found {name} with {len(words)} values; expected one.")
+    return [name, *words] if words else []
+
+
+def _word(name: str, flag: Flag, value: Value) -> str:
+    """A single value as a word; text is what is written, whatever YAML makes of it."""
+    if isinstance(value.read, Mapping | list):
+        if flag.kind in JSON or flag.action == ADAPTERS:
+            return _json(value.read)
+        raise SettingError(
+            f"found {name} with more values inside; expected {kinds.expected(flag)}."
+        )
+    if value.read is None:
+        return "None"
+    if isinstance(value.read, bool):
+        if flag.kind == TEXT and not flag.choices and value.text.lower() in ("true", "false"):
+            raise SettingError(f"found {name} {value.text}; expected {kinds.expected(flag)}.")
+        return value.text
+    return value.text if flag.kind == TEXT else str(value.read)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=str)
