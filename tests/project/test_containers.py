@@ -184,27 +184,25 @@ def test_the_key_is_not_committed():
 
 @pytest.fixture
 def enter(tmp_path):
-    """Run the entrypoint; what its server was given, what it had for a key, and the process."""
+    """Run the entrypoint; returns what its server was given."""
     (tmp_path / "bin").mkdir()
     stand_in = tmp_path / "bin" / "attnres-serve"
-    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "key=${VLLM_API_KEY-none}" "pid=$$" "$@"\n')
+    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "pid=$$" "$@"\n')
     stand_in.chmod(0o755)
 
-    def run(*arguments: str, **env: str) -> tuple[list[str], str, subprocess.Popen]:
+    def run(*arguments: str, **env: str) -> list[str]:
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}"
         process = subprocess.Popen(
             [ENTRYPOINT, *arguments],
             env={"PATH": path, **env},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             text=True,
         )
-        out, process.err = process.communicate(timeout=30)
-        key, _, rest = out.partition("\n")
-        pid, _, given = rest.partition("\n")
+        out, _ = process.communicate(timeout=30)
+        pid, _, given = out.partition("\n")
         # exec: a signal that reaches the entrypoint's process reaches the server.
-        assert not out or pid == f"pid={process.pid}"
-        return given.splitlines(), key.removeprefix("key="), process
+        assert pid == f"pid={process.pid}"
+        return given.splitlines()
 
     return run
 
@@ -213,37 +211,15 @@ IN_CONTAINER = ["--host", "0.0.0.0", "--shutdown-timeout", "30"]
 
 
 def test_arguments_pass_through_and_come_last(enter):
-    assert enter("serve")[0] == ["serve", "/model", *IN_CONTAINER]
-    assert enter("serve", "--port", "9")[0] == ["serve", "/model", *IN_CONTAINER, "--port", "9"]
+    assert enter("serve") == ["serve", "/model", *IN_CONTAINER]
+    assert enter("serve", "--port", "9") == ["serve", "/model", *IN_CONTAINER, "--port", "9"]
     given = ("serve", "/other", "--served-model-name", "two words")
-    assert enter(*given)[0] == ["serve", "/other", *IN_CONTAINER, *given[2:]]
-    assert enter("check", "/model", "--json")[0] == ["check", "/model", "--json"]
-    assert enter()[0] == []
-    flags = enter("serve", "--port", "9", SERVE_ARGS=" --dtype  float32 * ")[0][2:]
+    assert enter(*given) == ["serve", "/other", *IN_CONTAINER, *given[2:]]
+    assert enter("check", "/model", "--json") == ["check", "/model", "--json"]
+    assert enter() == []
+    flags = enter("serve", "--port", "9", SERVE_ARGS=" --dtype  float32 * ")[2:]
     assert flags == [*IN_CONTAINER, "--port", "9", "--dtype", "float32", "*"]
-    assert enter("check", SERVE_ARGS="--port 9")[0] == ["check"]
-
-
-def test_the_key_goes_from_the_file_into_the_environment(enter, tmp_path):
-    secret = tmp_path / "api_key"
-    secret.write_text("s3cret\n")
-    given, key, _ = enter("serve", ATTNRES_API_KEY_FILE=str(secret))
-    assert key == "s3cret"
-    assert "s3cret" not in " ".join(given)
-    assert enter("serve")[1] == "none"
-
-
-@pytest.mark.parametrize("content", [None, "", "\n"])
-def test_a_secret_without_a_key_ends_in_one_sentence(enter, tmp_path, content):
-    """Rather than a server that asks nobody for a key."""
-    secret = tmp_path / "api_key"
-    if content is not None:
-        secret.write_text(content)
-    given, _, process = enter("serve", ATTNRES_API_KEY_FILE=str(secret))
-    assert (process.returncode, given) == (2, [])
-    assert process.err == (
-        f"attnres-entrypoint: uid {os.getuid()} finds no key in {secret}; check its permissions.\n"
-    )
+    assert enter("check", SERVE_ARGS="--port 9") == ["check"]
 
 
 def test_the_server_takes_the_flags_of_the_entrypoint():
