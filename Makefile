@@ -124,7 +124,7 @@ release: setup-test ## wheel and sdist of the last commit in dist/, checked
 	@git diff --quiet HEAD || { echo "release: there are changes that are not committed." >&2; exit 1; }
 	$(VENV)/bin/python requirements/release.py dist
 	$(VENV)/bin/python requirements/sbom.py dist
-	ATTNRES_DIST=dist $(VENV)/bin/python -m pytest -q tests/project/test_release.py
+	RELEASE_DIST=dist $(VENV)/bin/python -m pytest -q tests/project/test_release.py
 
 clean: ## remove environments and builds
 	rm -rf $(VENV) $(VENV)-0.* $(VENV)-soak build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -69,7 +69,7 @@ The last four tests run on one family of each kind; `make test-all` runs them on
 Gated DeltaNet, Kimi Delta Attention and the Llama with an attention gate have tests of their own.
 Experts take no adapters and no INT8. [Support](support.md#limits) lists what else is refused.
 
-`ATTNRES_FAMILY_RESULTS=docs/use/families.json make test-families` records the results.
+`FAMILY_RESULTS=docs/use/families.json make test-families` records the results.
 """
 
 

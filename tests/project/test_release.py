@@ -35,7 +35,7 @@ def built(dist: Path) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Sdist and wheel: those of ``make release``, or made here."""
-    if folder := os.environ.get("ATTNRES_DIST"):
+    if folder := os.environ.get("RELEASE_DIST"):
         (sdist,) = Path(folder).glob("*.tar.gz")
         (wheel,) = Path(folder).glob("*.whl")
         return sdist, wheel

@@ -14,7 +14,7 @@ from attnres_serve.families.family import EMBEDDINGS
 
 FULL = "full_attention"
 ADD_ONE = ("qwen3_next", "alice_ai")  # whose norms have weights w for 1 + w
-HEARD = "ATTNRES_TEST_HEARD"  # the file that ``listen`` writes
+HEARD = "TEST_HEARD"  # the file that ``listen`` writes
 
 # By family: the names of a block's tensors, of the norms of the embedding and of the hidden state,
 # of the projection of both, and of norms behind the block.

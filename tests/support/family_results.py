@@ -1,6 +1,6 @@
 """What the tests of families showed, for the table of ``docs/use/families.md``.
 
-With ATTNRES_FAMILY_RESULTS=FILE in the environment, what passes is added to a file of JSON:
+With FAMILY_RESULTS=FILE in the environment, what passes is added to a file of JSON:
 {family: {column: versions}}.  A test names what it shows by ``record_property("shows", (family,
 column))``.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-FILE = "ATTNRES_FAMILY_RESULTS"
+FILE = "FAMILY_RESULTS"
 _shown: list[tuple[str, str]] = []
 
 
