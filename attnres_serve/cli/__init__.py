@@ -13,8 +13,10 @@ from attnres_serve.bench import command as bench
 from attnres_serve.checkpoints import check
 from attnres_serve.compat import arguments as vllm_arguments
 from attnres_serve.compat import environment, openai_server
+from attnres_serve.compat.flags import parser as flags
 from attnres_serve.compat.flags import reading
 from attnres_serve.compat.flags.advice import names_of
+from attnres_serve.compat.flags.flag import Flag
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.lens import command as inspect
 from attnres_serve.server import launcher
@@ -211,13 +213,15 @@ def _run(arguments: list[str]) -> int:
     if (topic := _topic(arguments)) is not None:
         return _show_flags(topic)
     parser = build_parser()
-    if (problem := _no_command(arguments[0], parser)) is not None:
+    if problem := _no_command(arguments[0], parser) or _wrong_value(arguments, parser):
         _say(problem)
         return 2
     serves = arguments[0] == "serve" and not {"-h", "--help"} & {*arguments}
     own, others = parser.parse_known_args(["serve"] if serves else arguments)
     if others and own.command not in ("serve", "bench", "inspect"):
-        parser.error(sentences.for_terminal(f"unrecognized arguments: {' '.join(others)}"))
+        names = {word for flag in _flags(own.command, parser) for word in flag.spellings}
+        _say(flags.unknown_words(others, names, f"{own.command} --help"))
+        return 2
     try:
         if own.command in ("serve", "verify", "bench", "inspect"):  # they start engines
             environment.make_usable()
@@ -265,9 +269,30 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    (commands,) = (action.choices for action in parser._actions if isinstance(action.choices, dict))
+    return commands
+
+
+def _flags(command: str, parser: argparse.ArgumentParser) -> list[Flag]:
+    """The flags of a command that are ours."""
+    return reading.of_parser(_commands(parser)[command])
+
+
+def _wrong_value(arguments: list[str], parser: argparse.ArgumentParser) -> str | None:
+    """The sentence that refuses a value of a flag of ours; `serve` reads its flags itself."""
+    command, *words = arguments
+    if command != "serve" and not command.startswith("-"):
+        try:
+            flags.check(words, _flags(command, parser))
+        except SettingError as error:
+            return str(error)
+    return None
+
+
 def _no_command(word: str, parser: argparse.ArgumentParser) -> str | None:
     """The sentence that refuses a word in the place of a command; None for one, and for a flag."""
-    (commands,) = (action.choices for action in parser._actions if isinstance(action.choices, dict))
+    commands = _commands(parser)
     if word.startswith("-") or word in commands:
         return None
     near = difflib.get_close_matches(word, commands, n=1, cutoff=0.5)

@@ -153,6 +153,12 @@ def of_engine(
         ours: flags that are not vLLM's.
         others: names of flags that a suggestion may name besides.
     """
+    of_others = {
+        word for flag in table.of_installed()[0] if not flag.of_engine for word in flag.spellings
+    }
+    for name in (spelling.dashed(word).partition("=")[0] for word in words):
+        if name in of_others - {spelling.CONFIG}:
+            raise SettingError(f"found {name}, which is no flag of an engine alone; leave it out.")
     return _arguments(words, ours, others, of_engine=True)
 
 

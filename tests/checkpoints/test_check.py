@@ -232,11 +232,17 @@ def test_says_what_serve_says(
     assert answer["served"] is False and f"attnres-serve: {answer['reason']}\n" == err
 
 
-@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["a", "--jsn"], ["a", "--port", "1"]])
-def test_wrong_usage(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["a", "b"], ["a", "--jsn"], ["a", "--port", "1"]])
+def test_wrong_usage(arguments: list[str], capfd: pytest.CaptureFixture) -> None:
     """vLLM's flags are for serve alone."""
+    assert cli.main(["check", *arguments]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert f"found {arguments[1]}" in line.replace("'", "")
+
+
+def test_no_checkpoint() -> None:
     with pytest.raises(SystemExit) as error:
-        cli.main(["check", *arguments])
+        cli.main(["check"])
     assert error.value.code == 2
 
 

@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from serving import DEMO as CHECKPOINT
 
 from attnres_serve import cli
 
+DEMO = str(CHECKPOINT)
 COMMANDS = ("serve", "check", "convert", "verify", "bench", "inspect")
 
 
@@ -58,6 +60,47 @@ def test_help_with_a_command(command: str, capsys: pytest.CaptureFixture) -> Non
     ],
 )
 def test_a_word_that_is_no_command(words, said, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"attnres-serve: {said}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["verify", "m", "--port", "80x"],
+            "found --port, which is no flag; `attnres-serve verify ",
+        ),
+        (
+            ["bench", DEMO, "--port", "80x"],
+            "found --port, which is no flag of an engine alone; lea",
+        ),
+        (["bench", DEMO, "--port=80"], "found --port, which is no flag of an engine alone; leave"),
+        (["inspect", DEMO, "--prompt", "x", "--port", "80x"], "found --port 80x; expected a whole"),
+        (["verify", "m", "--tokens", "x"], "found --tokens x; expected a whole number."),
+        (
+            ["verify", "m", "--tokns", "5"],
+            "found --tokns, which is no flag; did you mean --tokens?",
+        ),
+        (
+            ["verify", "m", "--attnres_backend", "cpp"],
+            "found --attnres_backend, which is no flag; did",
+        ),
+        (["bench", DEMO, "--starts", "1.5"], "found --starts 1.5; expected a whole number."),
+        (["bench", DEMO, "--batches", "1", "two"], "found --batches two; expected a whole number."),
+        (
+            ["bench", DEMO, "--attnres-backend", "gpu"],
+            "found --attnres-backend gpu; expected one o",
+        ),
+        (["inspect", DEMO, "--lens"], "found --lens without a value; expected a whole number."),
+        (["inspect", DEMO, "--width", "wide"], "found --width wide; expected a number."),
+        (["convert", "a", "b", "--to", "c"], "found --to c; expected one of house."),
+        (["convert", "a", "b", "--block-size", "x"], "found --block-size x; expected a whole num"),
+        (["check", "m", "--json=1"], "found --json with a value, which takes none"),
+    ],
+)
+def test_a_flag_that_a_command_does_not_take(words, said, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"attnres-serve: {said}")

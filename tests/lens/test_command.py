@@ -198,7 +198,6 @@ EDIT = ("--edit", "scale=2")
         (["--max-num-seqz", "5"], "found --max-num-seqz, which is no flag; did you mean --max-n"),
         (["--max-token", "5"], "found --max-token, which is no flag; did you mean --max-tokens"),
         (["--config", "dtype: half a byte"], "flags.yaml, line 1: found --dtype half a byte; exp"),
-        (["--config", "api-key-file: keys"], "--api-key-file is for a server that others ask"),
         (["--config", "max_sequences: 0"], "flags.yaml, line 1: found --max-sequences 0; expected"),
     ],
 )

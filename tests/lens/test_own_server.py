@@ -279,6 +279,19 @@ def test_flags_of_another_place(flags, stand_in):
     assert not (stand_in / "given").exists()
 
 
+@pytest.mark.parametrize(
+    "line", ["port: 8000", "api_key_file: x", "api-key: [x]", "headless: true"]
+)
+def test_flags_of_another_place_in_a_file(line, stand_in, tmp_path):
+    (file := tmp_path / "serve.yaml").write_text(f"dtype: half\n{line}\n")
+    with (
+        pytest.raises(SettingError, match=r"^--[a-z-]+ is for a server that"),
+        own_server.running("serves", ["--config", str(file)]),
+    ):
+        pytest.fail("it did not start")
+    assert not (stand_in / "given").exists()
+
+
 @pytest.mark.engine
 @pytest.mark.exhaustive
 @pytest.mark.versions

@@ -5,12 +5,13 @@ import difflib
 from collections.abc import Callable, Collection
 
 
-def advice(flag: str, names: Collection[str]) -> str:
+def advice(flag: str, names: Collection[str], help_of: str = "serve --help=all") -> str:
     """The end of a sentence that names the nearest flag.
 
     Args:
         flag: that there is not.
         names: of those there are, without the ``--no-`` forms of switches.
+        help_of: the command that lists them.
     """
     no = "--no-" if flag.startswith("--no-") else "--"
     wanted = flag.replace(no, "--", 1)
@@ -21,7 +22,7 @@ def advice(flag: str, names: Collection[str]) -> str:
         if _turned(wanted) and _turned(near[0]) and near[0][:5] != wanted[:5]:
             no = "--" if no == "--no-" else "--no-"
         return f"which is no flag; did you mean {near[0].replace('--', no, 1)}?"
-    return "which is no flag; `attnres-serve serve --help=all` lists those there are."
+    return f"which is no flag; `attnres-serve {help_of}` lists those there are."
 
 
 def names_of(add_arguments: Callable[[argparse.ArgumentParser], None]) -> set[str]:

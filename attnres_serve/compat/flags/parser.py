@@ -2,15 +2,17 @@
 
 import argparse
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 from attnres_serve.compat.flags import file, kinds, spelling, variables
 from attnres_serve.compat.flags.advice import advice
 from attnres_serve.compat.flags.flag import ADAPTERS, APPEND, SWITCH, Flag
-from attnres_serve.compat.flags.stated import at
+from attnres_serve.compat.flags.stated import Stated, at
 from attnres_serve.errors import SettingError
+
+_Values = tuple[dict[str, Any], list[str]]
 
 
 class Found(NamedTuple):
@@ -83,33 +85,61 @@ def read(
         SettingError: vLLM would refuse the words; in one sentence, with the flag, what was found
             and what is expected, and the line of the file or the variable it stands in.
     """
-    taken = {word for flag in ours for word in flag.spellings}
-    every = [*ours, *(flag for flag in flags if not taken & {*flag.spellings})]
+    taken = {word for flag in ours for word in (*flag.spellings, *flag.off)}
+    every = [*ours, *(flag for flag in flags if not taken & {*flag.spellings, *flag.off})]
     names = {word for flag in every for word in flag.spellings}
     parser = _parser(tuple(every))
+
+    def values(words: Sequence[str], names: Collection[str] = names) -> _Values:
+        return _read(parser, every, words, names, takes_any)
+
     path, rest = spelling.config(words)
-    given = {*_read(parser, every, rest, {*names, *others}, takes_any)[0]}
-    may_repeat = {flag.name for flag in every if flag.action == APPEND}
-    kept: list[str] = []
-    places: dict[str, str] = {}
-    for layer in (
+    given, _ = values(rest, {*names, *others})
+    layers = [
         file.stated(path, every, takes_any) if path else [],
         variables.stated(ours, environment, names) if environment else [],
-    ):
-        held = []
+    ]
+    may_repeat = {flag.name for flag in every if flag.action == APPEND}
+    kept, places = _kept(layers, lambda words: {*values(words)[0]}, {*given}, may_repeat)
+    whole = [*kept, *rest]
+    found, unknown = values(whole, {*names, *others})
+    apart = _parser((*ours, *(flag for flag in flags if spelling.MODEL in flag.spellings)))
+    theirs = apart.parse_known_args([spelling.dashed(word) for word in whole])[1]
+    return Found(found, tuple(unknown), tuple(theirs), places)
+
+
+def _kept(
+    layers: Sequence[Sequence[Stated]],
+    names: Callable[[Sequence[str]], set[str]],
+    given: set[str],
+    may_repeat: set[str],
+) -> tuple[list[str], dict[str, str]]:
+    """The words of stated flags that nothing replaces, and where the flags are stated.
+
+    Args:
+        layers: of stated flags; one in a layer replaces those of the layers after it.
+        names: gives the flags of words, by the names of their values.
+        given: flags that replace those of every layer.
+        may_repeat: flags that add to others.
+    """
+    kept: list[str] = []
+    places: dict[str, str] = {}
+    for layer in layers:
+        held: list[str] = []
         for one in layer:
             with at(one.place):
-                found = {*_read(parser, every, one.words, names, takes_any)[0]}
+                found = names(one.words)
             if found <= may_repeat or not found & given:
-                held.append(one)
+                held += one.words
                 places |= dict.fromkeys(found - given, one.place)
-        given |= {*places}
-        kept = [word for one in held for word in one.words] + kept
-    words = [*kept, *rest]
-    values, unknown = _read(parser, every, words, {*names, *others}, takes_any)
-    apart = _parser((*ours, *(flag for flag in flags if spelling.MODEL in flag.spellings)))
-    theirs = apart.parse_known_args([spelling.dashed(word) for word in words])[1]
-    return Found(values, tuple(unknown), tuple(theirs), places)
+        given = given | {*places}
+        kept = held + kept
+    return kept, places
+
+
+def check(words: Sequence[str], flags: Sequence[Flag]) -> None:
+    """Raise SettingError if a flag has no value that it takes; other words are not looked at."""
+    _read(_parser(tuple(flags)), flags, words, (), takes_any=True)
 
 
 @cache
@@ -123,14 +153,14 @@ def _read(
     words: Sequence[str],
     names: Collection[str],
     takes_any: bool,
-) -> tuple[dict[str, Any], list[str]]:
+) -> _Values:
     """The values that words give to flags, and the words that belong to none."""
     try:
         given, unknown = parser.parse_known_args(spelling.usual(words))
     except argparse.ArgumentError as error:
         raise SettingError(_misused(flags, error)) from None
     if unknown and not takes_any:
-        raise SettingError(_unknown(unknown, names))
+        raise SettingError(unknown_words(unknown, names))
     found = vars(given)
     values = {
         flag.name: kinds.value(flag, found[flag.name]) for flag in flags if flag.name in found
@@ -151,8 +181,16 @@ def _misused(flags: Sequence[Flag], error: argparse.ArgumentError) -> str:
     return f"found {flag.long} without a value; expected {example}."
 
 
-def _unknown(words: Sequence[str], names: Collection[str]) -> str:
-    """The sentence for words that no flag takes, of which it names one."""
+def unknown_words(
+    words: Sequence[str], names: Collection[str], help_of: str = "serve --help=all"
+) -> str:
+    """The sentence for words that no flag takes, of which it names one.
+
+    Args:
+        words: those.
+        names: of the flags that there are.
+        help_of: the command that lists them.
+    """
     flag = next((word for word in words if re.match("-{1,2}[A-Za-z]", word)), None)
     if flag is None:
         return (
@@ -162,4 +200,4 @@ def _unknown(words: Sequence[str], names: Collection[str]) -> str:
     name = re.split("[.=]", flag, maxsplit=1)[0]
     if name in names:  # of another command of ours, whose parser takes no underscores
         return f"found {name} with underscores in its name; write it with dashes."
-    return f"found {name}, {advice(name, names)}"
+    return f"found {name}, {advice(name, names, help_of)}"

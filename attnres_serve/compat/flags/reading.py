@@ -37,17 +37,23 @@ def read() -> list[Flag]:
 
     engine = EngineArgs.add_cli_args(FlexibleArgumentParser())
     of_engine = {action.dest for action in engine._actions}
-    return _of_parser(make_arg_parser(FlexibleArgumentParser()), of_engine)
+    return of_parser(make_arg_parser(FlexibleArgumentParser()), of_engine)
 
 
 def ours(add_arguments: Callable[[argparse.ArgumentParser], None]) -> tuple[Flag, ...]:
     """The flags that a function of ours adds to a parser."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return tuple(_of_parser(parser, ()))
+    return tuple(of_parser(parser))
 
 
-def _of_parser(parser: argparse.ArgumentParser, of_engine: Container[str]) -> list[Flag]:
+def of_parser(parser: argparse.ArgumentParser, of_engine: Container[str] = ()) -> list[Flag]:
+    """The flags of a parser, in its order.
+
+    Args:
+        parser: of ours or of vLLM's.
+        of_engine: names of the values that an engine has.
+    """
     spellings: dict[int, list[str]] = {}  # an action may not tell those that it hides
     for word, action in parser._option_string_actions.items():
         spellings.setdefault(id(action), []).append(word)
