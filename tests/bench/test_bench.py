@@ -363,6 +363,40 @@ def test_a_refusal_is_one_sentence(words, sentence, capsys):
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        (
+            "dtype: half\nattnres_backend: gpu",
+            "line 2: found --attnres-backend gpu; expected one of",
+        ),
+        ("port: 1", "line 1: found --port, which is no flag"),
+        ("max_model_len: 4x", "line 1: found --max-model-len 4x; expected a whole number such as"),
+        ("enable-prefix-caching: true", "--enable-prefix-caching would save what is timed"),
+    ],
+)
+def test_a_file_of_flags_is_refused(lines, sentence, capsys, tmp_path):
+    (file := tmp_path / "bench.yaml").write_text(lines)
+    assert main(["bench", str(DEMO), "--config", str(file)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_engines_have_the_flags_of_a_file(monkeypatch, tmp_path):
+    """Those of vLLM as words, and ours; a switch is off whatever its name is written like."""
+    made = []
+    monkeypatch.setattr(process, "plain", lambda *given, **_: made.append(given[2]))
+    monkeypatch.setattr(process, "attnres", lambda *given: made.append(given[2:4]))
+    monkeypatch.setattr(session, "run", lambda *_: pytest.fail("ended", pytrace=False))
+    (file := tmp_path / "bench.yaml").write_text(
+        "max-model-len: 900\nattnres-backend: torch\nenable_chunked_prefill: false\n"
+    )
+    with pytest.raises(pytest.fail.Exception, match="ended"):
+        main(["bench", str(DEMO), "--config", str(file), "--attnres-algorithm", "two_phase"])
+    flags = ["--max-model-len=900", "--no-enable-chunked-prefill"]
+    ours = {"attnres_algorithm": "two_phase", "attnres_backend": "torch"}
+    assert made == [flags, (flags, ours)]
+
+
 # What an engine would end at, by what words and with vLLM's attention of what head size.
 EARLY = {
     "is triton, which was shown on CUDA alone": (
