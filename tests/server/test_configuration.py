@@ -10,7 +10,7 @@ import pytest
 import yaml
 from cost import command, of_a_start
 from demo_servers import every_flag
-from serving import DEMO
+from serving import DEMO, ROOT
 
 from attnres_serve import cli
 from attnres_serve.compat import openai_server
@@ -118,6 +118,14 @@ def test_a_file_starts_the_server(folder, served: list[argparse.Namespace], monk
         if name != "lora-modules":
             assert getattr(args, dest) == (others[0] if others else value), name
     assert [(one.name, one.path) for one in args.lora_modules] == [("c", "d")]
+
+
+def test_the_file_of_the_page_is_one(folder) -> None:
+    page = (ROOT / "docs" / "use" / "operations" / "configuration.md").read_text()
+    found = read(file=re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)[0])
+    assert (found.model, found.port) == ("path/to/checkpoint", 9000)
+    assert found.given["max_sequences"] == 64 and found.given["public_metrics"] is True
+    assert found.given["hf_overrides"] == {"rope_theta": 10000}
 
 
 def test_variables_start_the_server(folder, served, monkeypatch) -> None:
