@@ -8,6 +8,7 @@ log stays only where a library failed, and the sentence that tells of it has the
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Ours, and those that the command line tells of by itself.
 TOLD = (CheckpointError, SettingError, ModuleNotFoundError, BrokenPipeError)
 
+_BEGIN = time.monotonic()
 _own: dict[int, TextIO] = {}  # streams of the command's, while libraries are hidden
 _verbose = False
 
@@ -41,6 +43,11 @@ def err() -> TextIO:
 def is_verbose() -> bool:
     """Whether the user asked to see what libraries write."""
     return _verbose
+
+
+def say(what: str) -> None:
+    """Write what begins to stderr, with the seconds since this command began."""
+    print(f"{time.monotonic() - _BEGIN:6.1f} s  {what}", file=err(), flush=True)
 
 
 def bar(**options: Any) -> "tqdm":
