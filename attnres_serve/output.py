@@ -50,11 +50,25 @@ def say(what: str) -> None:
     print(f"{time.monotonic() - _BEGIN:6.1f} s  {what}", file=err(), flush=True)
 
 
-def bar(**options: Any) -> "tqdm":
-    """A progress bar that a terminal shows until it ends, and nothing else does."""
+def bar(desc: str = "", **options: Any) -> "tqdm":
+    """A progress bar that a terminal shows until it ends; elsewhere its descriptions are lines."""
     from tqdm import tqdm
 
-    return tqdm(file=err(), disable=not err().isatty(), leave=False, dynamic_ncols=True, **options)
+    class Bar(tqdm):
+        said = ""
+
+        def set_description_str(self, desc: str | None = None, refresh: bool = True) -> None:
+            super().set_description_str(desc, refresh)
+            if self.disable and desc and desc != self.said:
+                self.said = desc
+                say(desc)
+
+        set_description = set_description_str
+
+    is_shown = err().isatty()
+    made = Bar(file=err(), disable=not is_shown, leave=False, dynamic_ncols=True, **options)
+    made.set_description_str(desc)
+    return made
 
 
 def end() -> None:

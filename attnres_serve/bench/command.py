@@ -167,6 +167,7 @@ def _in_engines(
     starts = own.starts or (1 if own.quick else STARTS)
     rounds = rounds_of(starts)
     budget = 60 * (own.budget or (inf if own.starts else MINUTES))
+    output.say("start two engines: import vLLM, load the weights, compile")
     chosen = settings.given(own)
     with tempfile.TemporaryDirectory() as scratch:
         if drafted:

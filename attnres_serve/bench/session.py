@@ -14,6 +14,7 @@ from attnres_serve.bench.measure import DISCARDED, Rounds, check_ran, measure, o
 from attnres_serve.bench.process import Contender, running
 from attnres_serve.bench.ratios import Results, overheads, told
 from attnres_serve.bench.workload import Cell
+from attnres_serve.compat import device
 
 MARGIN = 1.1  # of an estimate: starts of one measurement differ by some percent
 EVIDENCE = 3  # starts, of which an interval says something
@@ -92,8 +93,12 @@ def run(
                 # In another order each time: the first finds other free memory than the last.
                 for contender in order(contenders, number):
                     _tell(bar, f"start {number + 1}/{starts}, {contender.name}")
-                    started = running(contender, Path(folder))
-                    named[contender.name] = stack.enter_context(started)
+                    engine = stack.enter_context(running(contender, Path(folder)))
+                    named[contender.name] = engine
+                    if not device.is_cpu():  # each measures the memory that is free
+                        engine.wait()
+                for engine in named.values():  # on a CPU they start side by side
+                    engine.wait()
                     bar.update()
                 _tell(bar, f"start {number + 1}/{starts}", f", {sum(plan)} rounds")
                 engines = [named[contender.name] for contender in contenders]
@@ -147,9 +152,7 @@ def fitted(started_s: float, round_s: float, most: Rounds, starts: int, budget: 
 
 def _tell(bar: Any, what: str, more: str = "") -> None:
     """Show on a terminal what is done, and write it elsewhere, with ``more``."""
-    bar.set_description_str(what)
-    if bar.disable:
-        output.say(what + more)
+    bar.set_description_str(what + (more if bar.disable else ""))
 
 
 def _so_far(results: Sequence[Results], contenders: Sequence[Contender]) -> str:

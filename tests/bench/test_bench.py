@@ -253,21 +253,22 @@ def test_an_engine_that_ends_says_why(script, told, tmp_path, monkeypatch):
     with (
         pytest.raises(SettingError, match=re.escape(told)) as caught,
         output.libraries_hidden("bench"),
-        process.running(contender, tmp_path),
+        process.running(contender, tmp_path) as engine,
     ):
-        pass
+        engine.wait()
     kept = Path(re.findall(r"its log is (\S+)\.$", str(caught.value))[0])
     assert [*tmp_path.glob("*.log")] == [kept]
 
 
 def test_an_interruption_ends_an_engine_at_once(tmp_path):
     """Not when it next looks for a request, which during a start is after it."""
-    (tmp_path / "script.py").write_text("import time; print({}, flush=True); time.sleep(600)")
+    (tmp_path / "script.py").write_text("import time; print([1], flush=True); time.sleep(600)")
     contender = process.Contender("attnres", (), script=tmp_path / "script.py")
     with (
         pytest.raises(KeyboardInterrupt),
         process.running(contender, tmp_path) as engine,
     ):
+        engine.wait()
         raise KeyboardInterrupt
     assert engine.process.returncode == -signal.SIGTERM
 
