@@ -8,6 +8,7 @@ log stays only where a library failed, and the sentence that tells of it has the
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Ours, and those that the command line tells of by itself.
 TOLD = (CheckpointError, SettingError, ModuleNotFoundError, BrokenPipeError)
 
+_BEGIN = time.monotonic()
 _own: dict[int, TextIO] = {}  # streams of the command's, while libraries are hidden
 _verbose = False
 
@@ -43,11 +45,30 @@ def is_verbose() -> bool:
     return _verbose
 
 
-def bar(**options: Any) -> "tqdm":
-    """A progress bar that a terminal shows until it ends, and nothing else does."""
+def say(what: str) -> None:
+    """Write what begins to stderr, with the seconds since this command began."""
+    print(f"{time.monotonic() - _BEGIN:6.1f} s  {what}", file=err(), flush=True)
+
+
+def bar(desc: str = "", **options: Any) -> "tqdm":
+    """A progress bar that a terminal shows until it ends; elsewhere its descriptions are lines."""
     from tqdm import tqdm
 
-    return tqdm(file=err(), disable=not err().isatty(), leave=False, dynamic_ncols=True, **options)
+    class Bar(tqdm):
+        said = ""
+
+        def set_description_str(self, desc: str | None = None, refresh: bool = True) -> None:
+            super().set_description_str(desc, refresh)
+            if self.disable and desc and desc != self.said:
+                self.said = desc
+                say(desc)
+
+        set_description = set_description_str
+
+    is_shown = err().isatty()
+    made = Bar(file=err(), disable=not is_shown, leave=False, dynamic_ncols=True, **options)
+    made.set_description_str(desc)
+    return made
 
 
 def end() -> None:

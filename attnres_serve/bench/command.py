@@ -172,6 +172,7 @@ def _in_engines(
     starts = own.starts or (1 if own.quick else STARTS)
     rounds = rounds_of(starts)
     budget = 60 * (own.budget or (inf if own.starts else MINUTES))
+    output.say("start two engines: import vLLM, load the weights, compile")
     with tempfile.TemporaryDirectory() as scratch:
         if drafted:
             compared, kind = DRAFTS, "the same engine without drafts"
@@ -201,10 +202,12 @@ def _in_engines(
             "threads": machine.cores(),
             "flags": machine.shown(flags),
             "starts": made,
-            "rounds": rounds,
+            "rounds": outcome.rounds.counted,
+            "discarded": outcome.rounds.discarded,
             "procedure": PROCEDURE,
         },
         "took_s": outcome.took_s,
+        "evidence_s": outcome.evidence_s,
         "ended_by": "starts" if made == starts else "budget",
         "overhead": overheads(outcome.results, compared, BASELINE),
         **document.content(outcome, BASELINE),

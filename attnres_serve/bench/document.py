@@ -24,11 +24,12 @@ class Part(BaseModel):
 
 
 class Ratio(Part):
-    """How long an engine takes, the baseline being 1."""
+    """How long an engine takes, the baseline being 1; ``no_interval`` says why there is none."""
 
     ratio: float
-    ci95: tuple[float, float]
-    includes_1: bool
+    ci95: tuple[float, float] | None
+    includes_1: bool | None
+    no_interval: str | None
     start_ratios: list[float]
 
 
@@ -79,7 +80,8 @@ class Config(Part):
     threads: int
     flags: list[str]
     starts: int
-    rounds: int
+    rounds: int  # of each start
+    discarded: int  # before them
     procedure: int
 
 
@@ -106,6 +108,7 @@ class Document(Repeatable):
     benchmark: Literal["bench"] = "bench"
     config: Config
     took_s: float
+    evidence_s: float | None  # that enough starts for an interval would take; null if there are
     ended_by: Literal["starts", "budget"]
     overhead: dict[str, Ratio]  # by phase
     cells: list[CellTimes]

@@ -1,10 +1,11 @@
 """Engines asked in turn, cell by cell, all with the same fresh prompts."""
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from attnres_serve.bench.process import Engine
 from attnres_serve.bench.ratios import Results, Samples
@@ -13,31 +14,40 @@ from attnres_serve.errors import SettingError
 from attnres_serve.settings import AUTO
 
 PROCEDURE = 6  # moves when a figure's meaning does: documents of two are not to be compared
-DISCARDED = 2  # rounds of every start before those that count
+DISCARDED = 2  # rounds of every start before those that count, where there is time
 # What vLLM may choose otherwise where there are drafts, which is a part of their cost.
 BY_DRAFTS = ("async_scheduling", "cuda_graphs", "max_num_batched_tokens")
 One = TypeVar("One")
 Steps = list[tuple[float, float]]  # seconds of a step, and the tokens that it gave to a sequence
 
 
+class Rounds(NamedTuple):
+    """The rounds of a start: those that do not count, and behind them those that do."""
+
+    discarded: int
+    counted: int
+
+
 def measure(
     engines: Sequence[Engine],
     cells: Sequence[Cell],
-    rounds: int,
+    rounds: Rounds,
     start: int,
     step: Callable[[], object],
     draw: Callable[[Cell, int], list[list[int]]] | None = None,
+    fit: Callable[[float], Rounds] | None = None,
 ) -> Results:
     """Ask engines in turn, in another order from turn to turn and from cell to cell.
 
     Args:
         engines: running; the first is the baseline.
         cells: what to ask for.
-        rounds: of a start, beside those discarded.
+        rounds: of a start.
         start: which start of the engines this is; prompts go on from the last one's, and orders
             are moved by one, because those of a start may be as many as there are.
         step: called before each prompt or batch of an engine.
         draw: gives the prompts of a cell's turn; None for random tokens.
+        fit: gives other rounds, by the seconds of the first; there are no more of them.
 
     Raises:
         SettingError: the engines are not alike, or a batch did not run together.
@@ -45,8 +55,10 @@ def measure(
     check_alike(engines)
     draw = draw or partial(draw_prompts, engines[0].at_start["vocabulary"])
     results: Results = {cell: {engine.name: Samples() for engine in engines} for cell in cells}
-    for count in range(rounds + DISCARDED):
-        number = start * (rounds + DISCARDED) + count
+    all_rounds, count = sum(rounds), 0
+    while count < sum(rounds):
+        begin = time.monotonic()
+        number = start * all_rounds + count
         for place, cell in enumerate(cells):
             first: dict[str, list[float]] = {engine.name: [] for engine in engines}
             for turn in range(number * cell.turns, (number + 1) * cell.turns):
@@ -58,7 +70,7 @@ def measure(
                     answer = engine.ask("begin", prompts=prompts, max_tokens=most)
                     first[engine.name] += answer["first"]
             slices = _decode(engines, cell, number * len(cell.slices) + place + start)
-            if count < DISCARDED:
+            if count < rounds.discarded:
                 continue
             for name, samples in results[cell].items():
                 steps = [*chain(*slices[name])]
@@ -66,6 +78,9 @@ def measure(
                 given = fmean([tokens for _, tokens in steps] or [1])
                 turns = [median(seconds for seconds, _ in timed) / given for timed in slices[name]]
                 samples.turns.append(turns or first[name])
+        if not count and fit is not None:
+            rounds = fit(time.monotonic() - begin)
+        count += 1
     return results
 
 

@@ -90,6 +90,15 @@ class Engine:
     def name(self) -> str:
         return self.contender.name
 
+    def wait(self) -> None:
+        """Wait until it runs: its first answer comes unasked, of ``engine.Bench.facts``.
+
+        Raises:
+            SettingError: it did not start; the sentence has vLLM's reason.
+        """
+        if not self.at_start:
+            self.at_start = self.receive()
+
     def ask(self, what: str, **arguments: Any) -> Any:
         """The answer of a method of ``engine.Bench``."""
         assert self.process.stdin is not None
@@ -99,7 +108,7 @@ class Engine:
         return self.receive()
 
     def receive(self) -> Any:
-        """The next answer; the first one comes unasked, of ``engine.Bench.facts``."""
+        """The next answer."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -113,14 +122,11 @@ class Engine:
 
 @contextmanager
 def running(contender: Contender, folder: Path) -> Iterator[Engine]:
-    """An engine, started and stopped.
+    """An engine that starts, and is stopped with the context.
 
     Args:
         contender: what to start.
         folder: for what it compiles; one that is started there again loads that.
-
-    Raises:
-        SettingError: it did not start; the sentence has vLLM's reason.
     """
     log = engine_log.EngineLog(f"bench-{contender.name}")
     try:
@@ -133,9 +139,7 @@ def running(contender: Contender, folder: Path) -> Iterator[Engine]:
             stderr=log.file,
             text=True,
         ) as process:
-            engine = Engine(contender, process, log)
-            engine.at_start = engine.receive()
-            yield engine
+            yield Engine(contender, process, log)
     finally:
         if output.is_verbose():
             output.err().write(log.content.decode(errors="replace"))

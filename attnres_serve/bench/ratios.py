@@ -3,8 +3,7 @@
 A round's ratio has the noise of the machine in it, and all rounds of a start have the luck of its
 processes in common: two processes of one model differ by a percent and more, by where their memory
 lies.  So a start gives one ratio, the median of its rounds, and the starts are the sample: their
-mean on the log scale, with Student's interval.  With one start the rounds are the sample, and the
-interval does not know the luck of a process.
+mean on the log scale, with Student's interval.  One start has no interval.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from attnres_serve.bench.workload import PHASES, Cell
 from attnres_serve.errors import SettingError
 
+ONE_START = "one start has no interval: two starts of one model differ by a percent and more"
 LUCK = 0.02  # of one pair of processes, about; it was 1.1 to 3.7 % on machines that were looked at
 
 
@@ -84,12 +84,15 @@ def student(freedom: int, probability: float = 0.95) -> float:
 def summary(starts: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The ratio and its interval, of the ratios of every round of every start."""
     each = [median(rounds) for rounds in starts]
-    sample = each if len(starts) > 1 else starts[0]
-    low, high = interval(sample)
+    if len(each) == 1:
+        no_interval = {"ci95": None, "includes_1": None, "no_interval": ONE_START}
+        return {"ratio": geometric_mean(starts[0]), **no_interval, "start_ratios": each}
+    low, high = interval(each)
     return {
-        "ratio": geometric_mean(sample),
+        "ratio": geometric_mean(each),
         "ci95": [low, high],
         "includes_1": low <= 1 <= high,
+        "no_interval": None,
         "start_ratios": each,
     }
 
@@ -114,9 +117,10 @@ def overheads(results: Sequence[Results], name: str, baseline: str) -> dict[str,
 
 def told(found: Mapping[str, Any], digits: int | None = None) -> str:
     """A ratio and its interval with so many decimals, or with those that are to be believed."""
-    low, high = found["ci95"]
+    low, high = found["ci95"] or [found["ratio"]] * 2
     if digits is None:
-        half = (high - low) / 2 / found["ratio"]  # of the interval, about, as a share
-        reach = max(half, LUCK if len(found["start_ratios"]) == 1 else 0.0)
+        reach = (high - low) / 2 / found["ratio"] if found["ci95"] else LUCK  # about, as a share
         digits = max(1, min(3, ceil(-log10(reach)))) if reach > 0 else 3
+    if not found["ci95"]:
+        return f"{found['ratio']:.{digits}f} (one start)"
     return f"{found['ratio']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

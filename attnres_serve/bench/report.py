@@ -2,10 +2,11 @@
 
 import textwrap
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from attnres_serve.bench.ratios import told
-from attnres_serve.bench.session import TIMES
+from attnres_serve.bench.session import EVIDENCE, TIMES
 from attnres_serve.bench.workload import PERCENTILES, cell_of
 
 COLUMNS = 80
@@ -15,15 +16,15 @@ def render(document: Mapping[str, Any]) -> str:
     """The document for a person."""
     config, hardware = document["config"], document["hardware"]
     starts, minutes = config["starts"], document["took_s"] / 60
-    over = f"{starts} starts" if starts > 1 else f"{config['rounds']} rounds of one start"
     lines = [
         f"{told(found):26}{TIMES[phase]} in {phase}"
-        + "; 1 is in the interval" * found["includes_1"]
+        + ("; 1 is in the interval" if found["includes_1"] else "")
         for phase, found in document["overhead"].items()
     ]
     drafts = document["drafts"]
     compared = "With drafts to without" if drafts else "AttnRes to standard residuals"
-    lines += ["", *_wrapped(f"{compared}, with the 95 % interval over {over}.")]
+    over = f"with the 95 % interval over {starts} starts" if starts > 1 else "of one start"
+    lines += ["", *_wrapped(f"{compared}, {over}.")]
     if drafts:
         places = ", ".join(f"{100 * share:.0f}" for share in drafts["by_position"])
         lines += _wrapped(
@@ -32,7 +33,13 @@ def render(document: Mapping[str, Any]) -> str:
         )
     if starts == 1:
         lines += _wrapped("No evidence: two starts of one model differ by a percent and more.")
-    if document["ended_by"] == "budget":
+    if document["evidence_s"]:
+        needed = ceil(document["evidence_s"] / 60)
+        lines += _wrapped(
+            f"The budget had no room for {EVIDENCE} starts ({minutes:.1f} minutes); --budget "
+            f"{needed} has it here."
+        )
+    elif document["ended_by"] == "budget":
         lines += _wrapped(
             f"The budget had no room for more starts ({minutes:.1f} minutes); a larger --budget "
             "narrows the intervals."

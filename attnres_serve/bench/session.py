@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve import output
-from attnres_serve.bench.measure import DISCARDED, check_ran, measure, order
+from attnres_serve.bench.measure import DISCARDED, Rounds, check_ran, measure, order
 from attnres_serve.bench.process import Contender, running
 from attnres_serve.bench.ratios import Results, overheads, told
 from attnres_serve.bench.workload import Cell
+from attnres_serve.compat import device
 
 MARGIN = 1.1  # of an estimate: starts of one measurement differ by some percent
+EVIDENCE = 3  # starts, of which an interval says something
+AGAIN = 0.5  # share of the first start's seconds, before it measures, that a later one takes
 BAR = "{desc} |{bar}| {remaining}{postfix}"  # leaves room for both ratios in 80 columns
 TIMES = {"prefill": "TTFT", "decode": "TPOT"}  # what a ratio of a phase is of
 
@@ -28,11 +31,15 @@ class Outcome:
         facts: of every start what each engine says of itself at the end (``engine.Bench.facts``).
         results: of every start the samples by cell and engine.
         took_s: seconds of all starts together.
+        rounds: of each start.
+        evidence_s: about how many seconds ``EVIDENCE`` starts take, where there were fewer.
     """
 
     facts: list[dict[str, dict[str, Any]]]
     results: list[Results]
     took_s: float
+    rounds: Rounds
+    evidence_s: float | None
 
     @property
     def engines(self) -> dict[str, dict[str, Any]]:
@@ -50,50 +57,102 @@ def run(
 ) -> Outcome:
     """Start every contender, ask them in turn, and stop them, again and again.
 
-    A terminal shows a bar with the ratios and their intervals of the starts so far.
+    A terminal shows a bar with the ratios and their intervals of the starts so far.  Where the
+    budget has no room for ``EVIDENCE`` starts of so many rounds, there are fewer rounds.
 
     Args:
         contenders: the first is the baseline.
         cells: what to ask for.
         starts: as many as there is time for; the first is always finished.
-        rounds: of each start, beside those discarded.
+        rounds: of each start, at most, beside those discarded.
         budget: seconds that no start but the first may overrun, by the longest so far.
         draw: as of ``measure``.
 
     Raises:
         SettingError: an engine does not start, ends, or is not what it should be.
     """
-    steps = len(contenders) * (1 + sum(cell.turns for cell in cells) * (rounds + DISCARDED))
+    turns = sum(cell.turns for cell in cells)
+    plan = Rounds(DISCARDED, rounds)
+    needed = min(EVIDENCE, starts)
+    evidence_s = inf
     results: list[Results] = []
     told_of: list[dict[str, dict[str, Any]]] = []
     took: list[float] = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        output.bar(total=starts * steps, bar_format=BAR) as bar,
+        output.bar(bar_format=BAR) as bar,
     ):
         for number in range(starts):
             # The first start compiled, so it is an estimate only while there is no other.
             if number and sum(took) + MARGIN * max(took[1:] or took) > budget:
                 break
             begin = time.monotonic()
+            bar.total = starts * len(contenders) * (1 + turns * sum(plan))
             with ExitStack() as stack:
                 named = {}
                 # In another order each time: the first finds other free memory than the last.
                 for contender in order(contenders, number):
-                    bar.set_description_str(f"start {number + 1}/{starts}, {contender.name}")
-                    started = running(contender, Path(folder))
-                    named[contender.name] = stack.enter_context(started)
+                    _tell(bar, f"start {number + 1}/{starts}, {contender.name}")
+                    engine = stack.enter_context(running(contender, Path(folder)))
+                    named[contender.name] = engine
+                    if not device.is_cpu():  # each measures the memory that is free
+                        engine.wait()
+                for engine in named.values():  # on a CPU they start side by side
+                    engine.wait()
                     bar.update()
-                bar.set_description_str(f"start {number + 1}/{starts}")
+                _tell(bar, f"start {number + 1}/{starts}", f", {sum(plan)} rounds")
                 engines = [named[contender.name] for contender in contenders]
-                results.append(measure(engines, cells, rounds, number, bar.update, draw))
+                started_s = time.monotonic() - begin
+
+                def fit(round_s: float, started_s: float = started_s) -> Rounds:
+                    nonlocal plan, evidence_s
+                    found = fitted(started_s, round_s, plan, needed, budget)
+                    if found != plan:
+                        _tell(bar, f"{found.counted} rounds of {round_s:.0f} s, for the budget")
+                    plan, evidence_s = found, seconds(started_s, round_s, found, needed)
+                    return plan
+
+                fits = None if number else fit  # all starts have as many
+                results.append(measure(engines, cells, plan, number, bar.update, draw, fits))
                 told_of.append({engine.name: engine.ask("facts") for engine in engines})
                 for engine in engines:
                     check_ran(engine, told_of[-1][engine.name])
             took.append(time.monotonic() - begin)
-            if number or rounds > 1:  # one round has no interval
-                bar.set_postfix_str(_so_far(results, contenders))
-    return Outcome(told_of, results, sum(took))
+            bar.set_postfix_str(_so_far(results, contenders))
+    missing = len(results) < needed
+    return Outcome(told_of, results, sum(took), plan, evidence_s if missing else None)
+
+
+def seconds(started_s: float, round_s: float, rounds: Rounds, starts: int) -> float:
+    """About how long so many starts take together.
+
+    Args:
+        started_s: what the first took before its first round.
+        round_s: of a round.
+        rounds: of a start.
+        starts: their number.
+    """
+    return started_s * (1 + AGAIN * (starts - 1)) + starts * sum(rounds) * round_s
+
+
+def fitted(started_s: float, round_s: float, most: Rounds, starts: int, budget: float) -> Rounds:
+    """The most rounds with which so many starts fit into a budget; one of each kind if none does.
+
+    Args:
+        started_s, round_s: as of ``seconds``.
+        most: rounds that there may be.
+        starts, budget: how many starts, and seconds for all.
+    """
+    plans = [Rounds(most.discarded, counted) for counted in range(most.counted, 0, -1)]
+    for plan in plans:
+        if MARGIN * seconds(started_s, round_s, plan, starts) <= budget:
+            return plan
+    return Rounds(1, 1)
+
+
+def _tell(bar: Any, what: str, more: str = "") -> None:
+    """Show on a terminal what is done, and write it elsewhere, with ``more``."""
+    bar.set_description_str(what + (more if bar.disable else ""))
 
 
 def _so_far(results: Sequence[Results], contenders: Sequence[Contender]) -> str:

@@ -257,9 +257,9 @@ def _server(
     if checkpoint is None:
         yield Server(own.url)
         return
-    bar.set_description("starting the server")
     words = _flags(own, flags)
-    with own_server.running(checkpoint, words, output.is_verbose()) as server:
+    show = bar.set_description
+    with own_server.running(checkpoint, words, output.is_verbose(), show) as server:
         bar.update()
         yield server
 

@@ -4,7 +4,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from attnres_serve import output
@@ -12,7 +12,7 @@ from attnres_serve.compat import arguments
 from attnres_serve.compat.arguments import Arguments
 from attnres_serve.errors import SettingError
 from attnres_serve.lens.ask import Server, ServerFailed
-from attnres_serve.start import child, engine_log
+from attnres_serve.start import child, engine_log, events
 
 # The bounds of a server protect it from its clients.  This one has a single client, who started it.
 LIFTED = {
@@ -25,13 +25,19 @@ PLACE = ("host", "port", "uds", "headless", "api_key", "ssl_keyfile", "ssl_certf
 
 
 @contextmanager
-def running(checkpoint: str, flags: Sequence[str], verbose: bool = False) -> Iterator[Server]:
+def running(
+    checkpoint: str,
+    flags: Sequence[str],
+    verbose: bool = False,
+    show: Callable[[str], object] = lambda phase: None,
+) -> Iterator[Server]:
     """Start a server of a checkpoint on a free port of the loopback, for the time of the context.
 
     Args:
         checkpoint: folder or model id.
         flags: further ones of ``serve``.
         verbose: whether to show what the server writes.
+        show: told each phase of the start as it begins.
 
     Raises:
         SettingError: a flag would give it another address, or it does not start, or it fails while
@@ -64,7 +70,8 @@ def running(checkpoint: str, flags: Sequence[str], verbose: bool = False) -> Ite
             stderr=said,
             start_new_session=True,  # a Ctrl-C is for the caller, who stops the server then
         ) as process:
-            if not child.serves(process, port):
+            show(f"starting a server: {next(iter(events.PHASES.values()))}")
+            if not child.serves(process, port, lambda: _show(log, show)):
                 raise _failure(checkpoint, log, process.returncode)
             yield Server(f"http://{child.HOST}:{port}", key, is_own=True)
     except ServerFailed as error:
@@ -74,6 +81,15 @@ def running(checkpoint: str, flags: Sequence[str], verbose: bool = False) -> Ite
         raise SettingError(f"{error} Its log is {log.path}.") from None
     finally:
         log.close()
+
+
+def _show(log: engine_log.EngineLog, show: Callable[[str], object]) -> None:
+    """Show the phases that have begun since the last call."""
+    phases = [*events.PHASES]
+    for event in log.events():
+        if event["event"] in phases[:-1]:
+            after = phases[phases.index(event["event"]) + 1]
+            show(f"starting a server: {events.PHASES[after]}")
 
 
 def _command(checkpoint: str, asked: Arguments, flags: Sequence[str]) -> list[str]:

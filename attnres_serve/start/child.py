@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -76,11 +76,18 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def serves(process: subprocess.Popen, port: int) -> bool:
-    """Wait until a server is healthy; False if its process ends before."""
+def serves(process: subprocess.Popen, port: int, look: Callable[[], object] = lambda: None) -> bool:
+    """Wait until a server is healthy; False if its process ends before.
+
+    Args:
+        process: the server.
+        port: of the loopback.
+        look: called before each look at the server.
+    """
     from http.client import OK, HTTPConnection, HTTPException
 
     while process.poll() is None:
+        look()
         asked = HTTPConnection(HOST, port, timeout=5)
         with suppress(OSError, HTTPException), closing(asked):
             asked.request("GET", "/health")

@@ -10,6 +10,14 @@ import os
 from contextlib import suppress
 from typing import Any
 
+# Events that end a phase of a server's start, and the name of the phase.
+PHASES = {
+    "imported": "import vLLM",
+    "built": "start the engine",
+    "loaded": "load the weights",
+    "warm": "compile, warm up",
+    "ready": "first request",
+}
 VARIABLE = "ATTNRES_SERVE_EVENTS"  # the path of the pipe, set where somebody listens
 _held: dict[str, int] = {}  # descriptors of pipes by their paths
 

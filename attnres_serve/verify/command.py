@@ -77,6 +77,7 @@ def run(own: argparse.Namespace) -> int:
     limits = passages.limits(served, wanted)
     tokens = passages.tokens(served, limits, own.tokens, str(folder))
     prompts = passages.passages(folder, own.text, tokens, own.passages)
+    output.say("load the model in float64")
     model = compare.reference(reference)
     report = compare.verify(folder, model, prompts, settings.given(vars(own)))
     unreached = passages.unreached(limits, tokens)

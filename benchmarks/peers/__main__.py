@@ -204,6 +204,7 @@ def measure(
             progress.set_postfix_str(f"starting {peer.name}")
             started = running(peer.contender(folder, dtype), folder)
             engines.append(stack.enter_context(started))
+            engines[-1].wait()
             progress.update()
         before = []
         for number in range(DISCARDED + rounds):

@@ -128,6 +128,8 @@ def compare(starts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
                 for rounds in starts
             ]
             ratios = [paired_ratios(*one) for one in both]
+            if len(ratios) == 1:  # the interval is over its rounds
+                ratios = [[ratio] for ratio in ratios[0]]
             ours, theirs = ([one[which] for one in both] for which in (0, 1))
             row = {"at_a_time": at_a_time, "figure": figure, **summary(ratios)}
             rows.append(row | {OURS: ours, BASELINE: theirs})

@@ -8,15 +8,8 @@ from typing import Any, Protocol
 from attnres_serve import sentences
 from attnres_serve.start import events
 from attnres_serve.start.engine_log import EngineLog, how_it_ended
+from attnres_serve.start.events import PHASES
 
-# Events that end a phase of the start, and the name of the phase.
-PHASES = {
-    "imported": "import vLLM",
-    "built": "start the engine",
-    "loaded": "load the weights",
-    "warm": "compile, warm up",
-    "ready": "first request",
-}
 NAMES = list(PHASES)
 ENDS = ("loaded", "ready")  # of a start: of a node's without an address, and of a server's
 

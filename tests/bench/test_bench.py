@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -88,7 +88,14 @@ def test_the_interval_over_starts_is_students():
     assert interval([1.01, 1.03, 1.02]) == pytest.approx(expected)
     hiccups = [[1.01, 1.01, 9.0], [0.1, 1.03, 1.03], [1.02, 1.02, 1.02]]
     assert summary(hiccups)["ci95"] == pytest.approx(expected)
-    assert summary([[1.01, 1.03, 1.02]])["ci95"] == pytest.approx(expected)  # over its rounds
+    assert summary([[1.01], [1.03], [1.02]])["no_interval"] is None
+
+
+def test_one_start_has_no_interval():
+    found = summary([[1.01, 1.03, 1.02]])
+    assert found["ratio"] == pytest.approx(geometric_mean([1.01, 1.03, 1.02]))
+    assert (found["ci95"], found["includes_1"]) == (None, None)
+    assert "one start" in found["no_interval"] and told(found) == "1.02 (one start)"
 
 
 @pytest.mark.parametrize(
@@ -97,8 +104,6 @@ def test_the_interval_over_starts_is_students():
         (1.0123, 0.004, 4, "1.012 (1.008 to 1.016)"),
         (1.0123, 0.012, 4, "1.01 (1.00 to 1.02)"),
         (1.0123, 0.2, 4, "1.0 (0.8 to 1.2)"),
-        (1.0123, 0.0004, 1, "1.01 (1.01 to 1.01)"),  # two starts differ by more than that
-        (1.0123, 0.9, 1, "1.0 (0.1 to 1.9)"),
     ],
 )
 def test_a_ratio_has_the_digits_that_are_to_be_believed(ratio, reach, starts, expected):
@@ -248,21 +253,19 @@ def test_an_engine_that_ends_says_why(script, told, tmp_path, monkeypatch):
     with (
         pytest.raises(SettingError, match=re.escape(told)) as caught,
         output.libraries_hidden("bench"),
-        process.running(contender, tmp_path),
+        process.running(contender, tmp_path) as engine,
     ):
-        pass
+        engine.wait()
     kept = Path(re.findall(r"its log is (\S+)\.$", str(caught.value))[0])
     assert [*tmp_path.glob("*.log")] == [kept]
 
 
 def test_an_interruption_ends_an_engine_at_once(tmp_path):
     """Not when it next looks for a request, which during a start is after it."""
-    (tmp_path / "script.py").write_text("import time; print({}, flush=True); time.sleep(600)")
+    (tmp_path / "script.py").write_text("import time; print([1], flush=True); time.sleep(600)")
     contender = process.Contender("attnres", (), script=tmp_path / "script.py")
-    with (
-        pytest.raises(KeyboardInterrupt),
-        process.running(contender, tmp_path) as engine,
-    ):
+    with suppress(KeyboardInterrupt), process.running(contender, tmp_path) as engine:
+        engine.wait()
         raise KeyboardInterrupt
     assert engine.process.returncode == -signal.SIGTERM
 
@@ -483,7 +486,8 @@ def test_engines_are_asked_in_turn_and_a_round_of_prefill_is_a_median():
 
 def rounds_of(engines: list[Asked], cell: Cell, rounds: int, start: int = 0) -> Results:
     """What some rounds of a start found."""
-    return measure.measure(engines, [cell], rounds, start, lambda: None)
+    plan = measure.Rounds(measure.DISCARDED, rounds)
+    return measure.measure(engines, [cell], plan, start, lambda: None)
 
 
 def running(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, Any], note: Any = None) -> list:
@@ -547,6 +551,44 @@ def test_no_start_but_the_first_overruns_the_budget(budget, starts, monkeypatch)
     assert found.took_s == 30 + 20 * (starts - 1)
 
 
+@pytest.mark.parametrize(
+    ("budget", "rounds", "starts"),
+    [
+        (inf, (2, 4), 4),
+        (1260, (2, 4), 3),
+        (700, (2, 1), 3),  # 60 of the first, twice 30, and nine rounds of 50, and a tenth
+        (600, (1, 1), 4),
+        (100, (1, 1), 1),
+    ],
+)
+def test_rounds_are_cut_before_starts(budget, rounds, starts, monkeypatch):
+    """A start takes 60 seconds and later ones 30; a round takes 50."""
+    clock = [0.0]
+
+    def tick(name: str | None, _: Any) -> None:
+        if name:
+            clock[0] += 15.0 if clock[0] >= 60 else 30.0
+
+    ask = Asked.ask
+
+    def slow(self: Asked, what: str, **more: Any) -> Any:
+        clock[0] += 50 / (4 * PREFILL.turns) if what == "begin" else 0.0  # twice for each engine
+        return ask(self, what, **more)
+
+    seconds = {name: itertools.repeat(1.0) for name in ("baseline", "other")}
+    contenders, said = running(monkeypatch, seconds, tick)
+    monkeypatch.setattr(Asked, "ask", slow)
+    monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(output, "say", lambda _: None)
+    found = session.run(contenders, [PREFILL], 4, 4, budget=budget)
+    assert (found.rounds, len(found.results)) == (rounds, starts)
+    assert [len(start[PREFILL]["other"].rounds) for start in found.results] == [rounds[1]] * starts
+    assert found.evidence_s == (None if starts > 1 else pytest.approx(60 + 60 + 6 * 50))
+    assert found.took_s <= budget or starts == 1
+    prompts = [str(one) for _, one in said]
+    assert len({*prompts}) == starts * sum(rounds) * PREFILL.turns, "a prompt came twice"
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -557,7 +599,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
 def test_a_terminal_sees_the_ratios_as_they_narrow(stream, monkeypatch):
-    """In 80 columns, and anything else sees no progress at all."""
+    """In 80 columns, and anything else sees a line for whatever begins."""
     seen = stream()
     monkeypatch.setattr(output, "err", lambda: seen)
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
@@ -567,12 +609,14 @@ def test_a_terminal_sees_the_ratios_as_they_narrow(stream, monkeypatch):
     session.run(contenders, [PREFILL, DECODE], 4, 2)
     said = seen.getvalue()
     if stream is io.StringIO:
-        assert said == ""
+        lines = [line.partition(" s  ")[2] for line in said.splitlines()]
+        assert lines[:3] == ["start 1/4, baseline", "start 1/4, attnres", "start 1/4, 4 rounds"]
+        assert len(lines) == 12
         return
     shown = [line.rstrip() for line in re.split(r"[\r\n]", said)]
     assert max(map(len, shown)) <= 80
     assert "start 1/4 |" in said
-    assert "TTFT 1.01 (1.01 to 1.01), TPOT 1.00 (1.00 to 1.00)" in said  # of one start
+    assert "TTFT 1.01 (one start), TPOT 1.00 (one start)" in said
     assert "TTFT 1.02 (1.00 to 1.04), TPOT 1.000 (1.000 to 1.000)" in said  # of four
 
 
@@ -624,7 +668,8 @@ def test_with_drafts_a_step_counts_by_the_tokens_that_it_gives():
         drawn.append([[turn, number] for number in range(asked.batch)])
         return drawn[-1]
 
-    found = measure.measure([base, drafting], [cell], 1, 0, lambda: None, draw)
+    plan = measure.Rounds(measure.DISCARDED, 1)
+    found = measure.measure([base, drafting], [cell], plan, 0, lambda: None, draw)
     assert found[cell]["b"].turns == [[0.25] * len(cell.slices)]  # 0.875 / 3.5
     assert found[cell]["b"].ratios(found[cell]["a"]) == [0.5]
     assert found[cell]["b"].times == [0.875] * cell.steps
@@ -700,8 +745,13 @@ def document(monkeypatch: pytest.MonkeyPatch, capsys) -> Callable[..., dict[str,
     """Makes the document of a run with a start for every ratio, by which AttnRes takes longer."""
 
     def make(
-        *ratios: float, starts: int | None = None, drafts: dict | None = None, **changes: Any
+        *ratios: float,
+        starts: int | None = None,
+        drafts: dict | None = None,
+        needs: float | None = None,
+        **changes: Any,
     ) -> dict[str, Any]:
+        plan = measure.Rounds(measure.DISCARDED, 9)
         results: list[Results] = []
         for ratio in ratios:
             each = {
@@ -713,7 +763,9 @@ def document(monkeypatch: pytest.MonkeyPatch, capsys) -> Callable[..., dict[str,
             results.append({PREFILL: each, DECODE: each})
         engine = facts(executed={}, gpu=None, architecture="A", dtype="bfloat16") | changes
         engine |= {"backend": "cpp", "algorithm": "single_pass"}
-        found = session.Outcome([dict.fromkeys(each, engine)] * len(ratios), results, 60.0)
+        found = session.Outcome(
+            [dict.fromkeys(each, engine)] * len(ratios), results, 60.0, plan, needs
+        )
 
         def run(contenders: list[process.Contender], *_: Any) -> session.Outcome:
             assert {contender.name for contender in contenders} == each.keys()
@@ -752,25 +804,30 @@ def test_the_figures_follow_from_the_rounds(document):
     prefill, decode = (row["engines"]["baseline"] for row in made["cells"])
     assert decode["itl_s"]["p50"] == prefill["ttft_s"]["p50"] == pytest.approx(0.05)
     assert prefill["itl_s"] is decode["ttft_s"] is None
-    assert document(1.0)["overhead"]["decode"]["includes_1"]
+    assert document(1.0, 1.0)["overhead"]["decode"]["includes_1"]
+    alone = document(1.0)["overhead"]["decode"]
+    assert alone["ci95"] is None and alone["no_interval"]
 
 
 def test_the_mean_over_cells_is_taken_within_a_round():
-    """Noise that is common to the cells of a round stays in the interval."""
-    base = Samples([[1.0], [2.0]])
-    slow, same = Samples([[2.0], [8.0]]), Samples([[1.0], [1.0]])
-    results = {
-        DECODE: {"attnres": slow, "baseline": base},
-        replace(DECODE, batch=1): {"attnres": same, "baseline": base},
-    }
-    found = overheads([results], "attnres", "baseline")["decode"]
+    """Noise that is common to the cells of a start stays in the interval."""
+    starts = []
+    for first, second, base in ((2.0, 1.0, 1.0), (8.0, 1.0, 2.0)):
+        one, other, plain = (Samples([[time]]) for time in (first, second, base))
+        starts.append(
+            {
+                DECODE: {"attnres": one, "baseline": plain},
+                replace(DECODE, batch=1): {"attnres": other, "baseline": plain},
+            }
+        )
+    found = overheads(starts, "attnres", "baseline")["decode"]
     assert found["ci95"] == pytest.approx(interval([2**0.5, 2**0.5]))
 
 
 @pytest.mark.parametrize(
     ("ratios", "told"),
     [
-        ([1.021], "1.02 (1.02 to 1.02)"),
+        ([1.021], "1.02 (one start)"),
         ([1.02, 1.03], "1.02 (0.96 to 1.09)"),
         ([1.021] * 3 + [1.022], "1.021 (1.020 to 1.022)"),
     ],
@@ -827,6 +884,8 @@ def test_a_report_says_what_narrows_and_what_deceives(document):
         document(1.02, 1.03, **changes)
         assert ("a larger --budget" in document.shown) == ("starts" in changes)
         assert ("engines are eager" in document.shown) == ("compiled" in changes)
+    made = document(1.02, starts=4, needs=700.0)
+    assert made["evidence_s"] == 700 and "--budget 12 has it here" in document.shown
 
 
 def test_a_document_names_no_path_and_no_secret():
@@ -847,7 +906,7 @@ def test_json_is_printed_where_it_is_asked_for(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     assert main(["bench", str(DEMO), "--starts=1", *words]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("1.02 (1.02 to 1.02)") == has_table
+    assert out.startswith("1.02 (one start)") == has_table
     assert out.splitlines()[-1].startswith("{") == has_json
 
 

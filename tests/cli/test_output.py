@@ -125,10 +125,15 @@ def test_a_refusal_is_passed_on_and_leaves_no_log(refusal: BaseException, logs: 
 
 
 def test_a_bar_is_for_a_terminal(capfd: pytest.CaptureFixture) -> None:
-    with output.libraries_hidden("verify"), output.bar(total=3) as bar:
-        bar.set_description("serving")
-        bar.update(3)
-    assert capfd.readouterr() == ("", "")
+    """Elsewhere each of its descriptions is a line, once, with the seconds since the command."""
+    with output.libraries_hidden("verify"), output.bar(total=3, desc="starting") as bar:
+        for what in ("serving", "serving", "comparing"):
+            bar.set_description(what)
+            bar.update()
+    out, err = capfd.readouterr()
+    lines = [line.split(" s  ") for line in err.splitlines()]
+    assert out == "" and [what for _, what in lines] == ["starting", "serving", "comparing"]
+    assert sorted(lines, key=lambda line: float(line[0])) == lines
 
 
 def run(folder: Path, *words: object) -> subprocess.CompletedProcess:

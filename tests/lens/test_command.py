@@ -222,7 +222,7 @@ def test_a_server_is_started_with_the_flags_that_are_not_ours(words, server, mon
     started = []
 
     @contextmanager
-    def running(checkpoint, flags, verbose):
+    def running(checkpoint, flags, verbose, show):
         started.extend([checkpoint, *flags])
         yield Server("http://127.0.0.1:9", "its key", is_own=True)
 

@@ -17,6 +17,7 @@ from attnres_serve import cli
 from attnres_serve.errors import SettingError
 from attnres_serve.lens import ask, own_server
 from attnres_serve.server import launcher
+from attnres_serve.start import events
 
 # Instead of the package: what `python -m attnres_serve serve CHECKPOINT` does is told by its name.
 STAND_IN = """
@@ -58,6 +59,10 @@ if name == "writes":
     sys.exit(2)
 if name == "is killed":
     os.kill(os.getpid(), signal.SIGKILL)
+if name == "tells":
+    for event in ("imported", "built", "built", "loaded", "warm"):
+        tell(event, "")
+        time.sleep(0.5)
 while name == "starts":
     time.sleep(0.1)
 
@@ -140,6 +145,13 @@ def test_variables_are_those_of_another_server(stand_in, monkeypatch):
     monkeypatch.setenv("ATTNRES_API_KEY_FILE", "keys")
     with own_server.running("serves", []):
         assert given(stand_in)["variables"] == ["ATTNRES_SERVE_EVENTS"]
+
+
+def test_each_phase_is_shown_as_it_begins(stand_in):
+    shown: list[str] = []
+    with own_server.running("tells", [], show=shown.append):
+        begun = [line.removeprefix("starting a server: ") for line in shown]
+    assert [*dict.fromkeys(begun)] == [*events.PHASES.values()]
 
 
 def test_serve_knows_its_flags(stand_in, monkeypatch):
