@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -24,13 +24,20 @@ class WeightSender:
         self._url, self._key = url.rstrip("/"), key or os.environ.get("OPENAI_API_KEY")
         self._partial = partial
 
-    def send(self, tensors: Iterable[tuple[str, Any]], version: str | None = None) -> None:
-        """Replace the weights; running requests end first, and new ones wait.
+    def send(
+        self,
+        tensors: Iterable[tuple[str, Any]],
+        version: str | None = None,
+        running: Literal["wait", "abort", "keep"] = "wait",
+    ) -> None:
+        """Replace the weights; new requests wait meanwhile.
 
         Args:
             tensors: by their names in the checkpoint, in the house format, or as transformers has
                 them in memory.
             version: what the weights are called from then on.
+            running: what becomes of running requests: the update waits for them, aborts them, or
+                keeps them, and they go on with the new weights.
 
         Raises:
             RuntimeError: the server refuses, with its sentence.  The old weights stay and are
@@ -38,7 +45,7 @@ class WeightSender:
         """
         with tensor_file.file_of(tensors) as path:
             try:
-                self.post("pause?mode=wait")
+                self.post(f"pause?mode={running}")
                 self._replace(path, version)
             except BaseException:
                 with suppress(RuntimeError, OSError):

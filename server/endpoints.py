@@ -25,6 +25,7 @@ from attnres_serve.server.bounds.limits import Limits
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.head import Head
 from attnres_serve.server.routes import info, models, page, trace, weights
+from attnres_serve.server.weight_versions import WeightVersions
 
 
 class EndpointPlugin:
@@ -42,6 +43,7 @@ class EndpointPlugin:
         policy = openai_server.policy_of(app.state.args) or Policy()
         if policy.enable_weight_updates:
             weights.attach(app)
+            app.add_middleware(WeightVersions)
         app.state.attn_res_lifecycle = lifecycle.Lifecycle(policy.drain_delay)
         app.add_middleware(lifecycle.Gate, lifecycle=app.state.attn_res_lifecycle)
         app.add_exception_handler(HTTPException, refusal.of_router)

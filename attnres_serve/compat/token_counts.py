@@ -1,4 +1,4 @@
-"""Tokens of an HTTP request, counted where the engine answers.
+"""Tokens of an HTTP request, counted where the engine answers, and the weights that they are of.
 
 So they are exact for streams, for several prompts and answers, and without a usage in the answer.
 """
@@ -6,7 +6,7 @@ So they are exact for streams, for several prompts and answers, and without a us
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from attnres_serve.compat.patch import Patch
@@ -20,11 +20,14 @@ class TokenCounts:
         prompt: tokens of its prompts; None as long as it has asked nothing.
         answer: tokens of its answers so far.
         uncounted: answers of which ``answer`` lacks tokens, or has more than the client's.
+        versions: of the weights that computed the answers which have ended, in order; none before
+            vLLM 0.32.
     """
 
     prompt: int | None = None
     answer: int = 0
     uncounted: int = 0
+    versions: list[str] = field(default_factory=list)
 
 
 _counts: ContextVar[TokenCounts | None] = ContextVar("attn_res_token_counts", default=None)
@@ -35,6 +38,11 @@ def begin() -> TokenCounts:
     counts = TokenCounts()
     _counts.set(counts)
     return counts
+
+
+def current() -> TokenCounts:
+    """The counts of this task's request, which begin here if nobody asked for them before."""
+    return _counts.get() or begin()
 
 
 def count(client) -> None:
@@ -59,7 +67,7 @@ PATCH = Patch(
     targets=("generate",),
     of="one engine's client",
     make=_counting,
-    why="an access line counts the tokens of its request; no fault",
+    why="an access line counts its tokens, and an answer names its weights; no fault",
     models="every model of our server",
     first=(0, 28),
 )
@@ -79,5 +87,8 @@ async def _counted(answers, counts: TokenCounts, sampling_params):
                 before, new = seen.get(answer.index, 0), len(answer.token_ids)
                 seen[answer.index] = new if comes_whole else before + new
                 counts.answer += seen[answer.index] - before
+                for span in getattr(answer, "weight_versions", None) or ():
+                    if span.version not in counts.versions:
+                        counts.versions.append(span.version)
             counts.uncounted -= comes_whole and output.finished
             yield output

@@ -86,6 +86,9 @@ class TraceAnswer(BaseModel):
     lens: list[LensReading] | None = Field(
         None, description="under the edits; null if it was not asked for"
     )
+    weights: str | None = Field(
+        None, description="version of the weights, as a trainer called it; null before vLLM 0.32"
+    )
 
 
 class Found(NamedTuple):

@@ -119,12 +119,12 @@ def write(shape: Shape, folder: Path) -> int:
     path = folder / "model.safetensors"
     headers = {name: Header(found, "BF16", path) for name, found in shapes.items()}
     torch.manual_seed(0)
-    with SafetensorsFile(path, headers) as file:
+    with SafetensorsFile(path, headers) as weights:
         for name, found in shapes.items():
             tensor = torch.ones(found, dtype=torch.bfloat16)
             if len(found) > 1:
                 tensor.normal_(0, found[-1] ** -0.5)
-            file.write(name, tensor, lambda _: None)
+            weights.write(name, tensor, lambda _: None)
     return sum(map(prod, shapes.values()))
 
 
@@ -154,7 +154,7 @@ def serve(folder: Path, vocabulary: int, scratch: Path) -> list[dict[str, float]
     found = []
     for number in range(STARTS):
         begin = time.perf_counter()
-        with serving(OURS, folder, FLAGS[1:], scratch) as url:  # the first has no weights read
+        with serving(OURS, folder, FLAGS[1:]) as url:  # the first has no weights read
             start_s = time.perf_counter() - begin
             short, long = [], []
             for turn in range(TIMES):
@@ -216,7 +216,8 @@ def run(model: Model, arguments: list[str]) -> int:
         folder = Path(scratch) / "model"
         parameters = write(shape, folder)
         served = serve(folder, shape.sizes["vocab_size"], Path(scratch))
-    compared = latency.measure(shape, ["single_pass"], False, length)
+        shutil.rmtree(folder)
+        compared = latency.measure(shape, ["single_pass"], False, length)  # with what it compiled
     result = {"parameters": parameters, "served": served, **compared}
     sys.stderr.write("\n".join(tables.one_billion(result)) + "\n")
     publish(

@@ -146,6 +146,7 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
             return trace_answer.predictions(run.predicted, positions, following, texts_of)
 
         head["logprobs"] = {"unedited": named(plain), "edited": named(found) if edits else None}
+    head["weights"] = weights[0]
     if await requests.weights_of(client) != weights:
         raise HTTPException(
             409, "The weights were replaced while this trace was computed; ask for it again."

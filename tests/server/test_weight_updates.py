@@ -137,6 +137,54 @@ def test_pieces_beside_requests(server: Server, second: Tensors, first: Tensors)
     assert answer(server) == before
 
 
+def logprobs_of(weights: Tensors, sequence: list[int]) -> torch.Tensor:
+    """Of every token behind the prompt, by float64 models."""
+    model = load(DEMO)
+    model.weights = {name: one.double() for name, one in weights.items()}
+    rows = model.logprobs(sequence)[len(PROMPT) - 1 : -1]
+    return rows.gather(1, torch.tensor(sequence[len(PROMPT) :])[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_spans_an_update(
+    server: Server, first: Tensors, second: Tensors, stream: bool
+) -> None:
+    """Its first tokens are the old weights', the rest the new ones', and it names both."""
+    sender, events = WeightSender(server.url, KEY), []
+    sender.send(first.items(), version="one")
+    asked = {"prompt": PROMPT, "max_tokens": 70, "ignore_eos": True, "temperature": 0}
+    asked |= {"stream": stream, "logprobs": 0, "return_token_ids": True}
+
+    def ask() -> None:
+        with server.client.stream("POST", "/v1/completions", json=asked) as found:
+            lines = [line.removeprefix("data: ") for line in found.iter_lines()]
+        events.extend(json.loads(line) for line in lines if line.startswith("{"))
+
+    slow = threading.Thread(target=ask)
+    slow.start()
+    time.sleep(0.3)
+    sender.send(second.items(), version="two", running="keep")
+    slow.join()
+    assert [one["weight_versions"] for one in events if "weight_versions" in one] == [
+        ["one", "two"]
+    ]
+    choices = [choice for event in events for choice in event["choices"]]
+    tokens = [token for choice in choices for token in choice["token_ids"]]
+    logprobs = [x for choice in choices for x in choice["logprobs"]["token_logprobs"]]
+    old, new = (logprobs_of(weights, [*PROMPT, *tokens]) for weights in (first, second))
+    close = [
+        torch.isclose(torch.tensor(logprobs).double(), own, rtol=2e-5, atol=BOUND).tolist()
+        for own in (old, new)
+    ]
+    assert any(all(close[0][:at]) and all(close[1][at:]) for at in range(1, 70))
+    assert not all(close[0]) and not all(close[1])
+    found = server.complete(PROMPT, logprobs=0, max_tokens=6, ignore_eos=True)
+    assert found["weight_versions"] == ["two"]
+    with server.client.stream("POST", "/v1/attn_res/trace", json={"prompt": PROMPT}) as traced:
+        assert json.loads(traced.read())["weights"] == "two"
+    sender.send(first.items(), version="one", running="abort")
+
+
 @pytest.mark.exhaustive
 def test_the_example_learns(server: Server, tmp_path: Path) -> None:
     """Reward rises, and at every step the trainer's logprobs are the server's."""

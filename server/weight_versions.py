@@ -1,0 +1,69 @@
+"""Which weights computed an answer: ``weight_versions`` in it, where weights may be replaced."""
+
+import json
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attnres_serve.compat import token_counts
+
+KEY = "weight_versions"
+# The event of a stream that ends an answer: of completions and chats, responses, and messages.
+ENDS = (b'"finish_reason":"', b'"type":"response.completed"', b'"type":"message_delta"')
+
+
+class WeightVersions:
+    """Pure ASGI: adds to an answer the versions of the weights that computed it, in their order.
+
+    One that was paused while weights were replaced has two.  Of a stream, the event that ends an
+    answer has them.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        counts = token_counts.current()
+        start: Message | None = None  # held back, as the length that it states becomes another
+        is_stream = False
+
+        async def send_versions(message: Message) -> None:
+            nonlocal start, is_stream
+            if message["type"] == "http.response.start":
+                kind = Headers(raw=message["headers"]).get("content-type", "")
+                is_stream = kind.startswith("text/event-stream")
+                if kind.startswith("application/json"):
+                    start = message
+                    return
+            elif is_stream and any(end in message.get("body", b"") for end in ENDS):
+                message = {**message, "body": _in_events(message["body"], counts.versions)}
+            elif start is not None:
+                if counts.versions and not message.get("more_body", False):
+                    body = _named(message["body"], counts.versions)
+                    MutableHeaders(scope=start)["content-length"] = str(len(body))
+                    message = {**message, "body": body}
+                await send(start)
+                start = None
+            await send(message)
+
+        await self.app(scope, receive, send_versions)
+
+
+def _named(body: bytes, versions: list[str]) -> bytes:
+    """A JSON object with the versions in it."""
+    answer: dict[str, Any] = json.loads(body) | {KEY: versions}
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _in_events(body: bytes, versions: list[str]) -> bytes:
+    """Events of a stream, of which those that end an answer have the versions."""
+    lines = body.split(b"\n")
+    for place, line in enumerate(lines):
+        if versions and any(end in line for end in ENDS):
+            name, _, data = line.partition(b": ")
+            lines[place] = name + b": " + _named(data, versions)
+    return b"\n".join(lines)
