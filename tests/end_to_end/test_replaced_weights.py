@@ -39,7 +39,7 @@ pytestmark = pytest.mark.engine
 
 WEIGHTS = "model.safetensors"
 LENGTHS = (9, 150)  # the longer one is more than a block of the cache
-WAYS = ("reload_weights", "tensors")
+RECEIVES = {"weight_transfer_config": {"backend": "shared_memory"}}
 TIED = "tied qwen3"
 # Families by a name; "tied" where the head is the embedding.
 CASES = {name: name for name in FACTS} | {f"tied {name}": name for name in ("qwen3", "llama")}
@@ -76,7 +76,7 @@ Pair = tuple[Path, Path]
 def crossed(
     root: Path, pairs: Mapping[str, tuple[Pair, dict[str, Any]]], asked: Any = None
 ) -> dict[str, list[Any]]:
-    """Start engines on two checkpoints, and give each the weights of the other, by both ways.
+    """Start engines on two checkpoints, and give each the weights of the other, by every way.
 
     Args:
         root: for files.
@@ -84,9 +84,10 @@ def crossed(
         asked: the prompts; None for fresh ones.
     """
     jobs, prompts = [], asked or fresh_prompts(LENGTHS)
-    for pair, options in pairs.values():
-        for folder, other, how in zip(pair, reversed(pair), WAYS, strict=True):
-            jobs.append(job(folder, prompts, [how, other], **options))
+    for (first, second), options in pairs.values():
+        there_and_back = ["reload_weights", second], ["tensors", first]
+        jobs.append(job(first, prompts, *there_and_back, **options))
+        jobs.append(job(second, prompts, ["routes", first], **RECEIVES | options))
     found = run_replace_jobs(jobs, root / "run")
     return dict(zip(pairs, zip(found[::2], found[1::2], strict=True), strict=True))
 
@@ -97,9 +98,9 @@ def drawn(root: Path, name: str) -> Pair:
 
 
 def check(first: list[dict[str, Any]], second: list[dict[str, Any]], caches: bool = True) -> None:
-    assert [step["refused"] for step in (*first, *second)] == [None] * 4
+    assert [step["refused"] for step in (*first, *second)] == [None] * 5
     assert first[0]["answers"] != second[0]["answers"]
-    assert first[1] == second[0] and second[1] == first[0]
+    assert first[1:] == [second[0], first[0]] and second[1] == first[0]
     assert first[1]["cached"][0] == 0 and (first[1]["cached"][1] >= 128) == caches
 
 
@@ -258,7 +259,6 @@ DAMAGED = {
     "absent": "",
 }
 TENSORS = ("missing", "nan", "misshapen", "unknown")  # that can come by themselves
-RECEIVES = {"weight_transfer_config": {"backend": "shared_memory"}}
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ Both are JSON files.  A job is {checkpoint, prompts, dtype, mode: eager | compil
 ones of ``vllm.LLM``, steps}; a step is [how, folder of the weights, more folders of one update].
 How is a method of vLLM's workers; ``tensors`` for reload_weights by an iterator, in another order
 than the files have; ``partial`` for one that is declared so; ``transfer`` for an update by a
-transfer engine in two pieces, and ``draft`` for one of the draft model; ``called`` for a function
-that calls reload_weights in a worker; ``busy`` for reload_weights while a request runs.  Its result
-holds for the start and each step why it was refused, None where it was not, and what the prompts
-are answered then: greedy tokens, their logprobs, how many tokens of the longest came from the
-prefix cache when it was asked first and again, and how many drafts were taken; or why they are not
-answered.
+transfer engine in two pieces, and ``draft`` for one of the draft model; ``routes`` for one by the
+routes of a server; ``called`` for a function that calls reload_weights in a worker; ``busy`` for
+reload_weights while a request runs.  Its result holds for the start and each step why it was
+refused, None where it was not, and what the prompts are answered then: greedy tokens, their
+logprobs, how many tokens of the longest came from the prefix cache when it was asked first and
+again, and how many drafts were taken; or why they are not answered.
 """
 
 import gc
@@ -55,6 +55,10 @@ def replace(llm, how: str, *folders: str) -> str | None:
             llm.collective_rpc("reload_weights", kwargs=given)
         elif how in ("transfer", "draft"):
             transfer(llm, how, tensors(folders))
+        elif how == "routes":
+            import weight_routes
+
+            weight_routes.update(engine, tensors(folders))
         else:
             llm.collective_rpc(how, kwargs=given)
     except ValueError as error:
