@@ -19,6 +19,7 @@ from checkpoints import (
     quantised,
     write_alice_ai,
     write_fla,
+    write_fla_delta,
     write_house,
     write_kimi_names,
     write_mode,
@@ -146,6 +147,8 @@ FORMATS: dict[str, Callable[[Path], Path]] = {
     "nanogpt": write_nanogpt,
     "transformer": partial(write_fla, qkv_bias=True, qk_norm=True),
     "tied transformer": partial(write_fla, tie=True),
+    "gated_deltanet": partial(write_fla_delta, model_type="gated_deltanet"),
+    "kda": partial(write_fla_delta, model_type="kda"),
     "kimi_linear": write_kimi,
     "kimi k3": partial(shutil.copytree, FAMILY_GOLDENS / "kimi_k3"),
     "alice_ai": partial(write_alice_ai, layers=4, per_block=1),
@@ -166,7 +169,7 @@ def of_formats(request, tmp_path_factory):
 @pytest.mark.families
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format(of_formats, name):
-    caches = name not in ("kimi_linear", "kimi k3")
+    caches = name not in ("gated_deltanet", "kda", "kimi_linear", "kimi k3")
     check(*of_formats[name], caches)
 
 
