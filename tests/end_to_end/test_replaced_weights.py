@@ -271,7 +271,7 @@ def life(tmp_path_factory):
     first, second = turned(write_house(root / "first", "llama", layers=4, block_size=3, seed=31))
     for kind in DAMAGED:
         damaged(shutil.copytree(second, root / kind), kind)
-    refused = [["called", second], ["busy", second], ["load_model", second]]
+    refused = [["called", second], ["busy", second], ["load_model", second], ["model", second]]
     refused += [["reload_weights", root / kind] for kind in DAMAGED]
     refused += [[way, root / kind] for way in ("tensors", "transfer") for kind in TENSORS]
     refused += [["finish_weight_update"], ["draft", second]]
@@ -290,8 +290,9 @@ def life(tmp_path_factory):
 def test_what_is_refused_leaves_the_weights(life):
     """Each says what is wrong, and what is asked then is answered as before, to the bit."""
     before, *refused = life[0][:-3]
-    called, busy, other, *others = [step["refused"] for step in refused]
+    called, busy, other, model, *others = [step["refused"] for step in refused]
     assert "was called in a worker" in called and busy == BUSY and "not supported" in other
+    assert "are not replaced one by one; call" in model
     wanted = [*DAMAGED.values(), *(DAMAGED[kind] for kind in TENSORS * 2)]
     wanted += ["is for an update that was started", "no draft model is configured"]
     for said, part in zip(others, wanted, strict=True):
