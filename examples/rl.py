@@ -112,6 +112,8 @@ def serving() -> Iterator[str]:
     try:
         while server.poll() is None and not is_ready():
             time.sleep(1)
+        if server.poll() is not None:
+            sys.exit("The server has ended; it says why above.")
         yield URL
     finally:
         server.terminate()

@@ -1,15 +1,22 @@
-"""Tensors that go to other processes of this machine, in a file that is mapped there."""
+"""Tensors that go to other processes of this machine, in a file that is mapped there.
 
+A file is in a folder that its owner locks.  The lock of a process that was killed is gone, so
+whoever writes next removes what it left.
+"""
+
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
 
 _MEMORY = Path("/dev/shm")
+_PREFIX = "attnres-serve-tensors-"
 
 
 @contextmanager
@@ -23,11 +30,45 @@ def file_of(tensors: Iterable[tuple[str, Any]]) -> Iterator[str]:
 
     found = plain(tensors)
     size = sum(tensor.nbytes for tensor in found.values())
+    for place in _places():
+        _remove_left(place)
     has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 1.1 * size
-    with tempfile.TemporaryDirectory(dir=_MEMORY if has_room else None) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_MEMORY if has_room else None) as folder,
+        _open(Path(folder)) as opened,
+    ):
+        with suppress(OSError):  # of a file system without locks; nobody removes anything there
+            fcntl.flock(opened, fcntl.LOCK_EX)
         path = Path(folder) / "tensors.safetensors"
         save_file(found, path)
         yield str(path)
+
+
+def _places() -> list[Path]:
+    """The folders in which files may be."""
+    return [_MEMORY.resolve(), Path(tempfile.gettempdir()).resolve()]
+
+
+def _remove_left(place: Path) -> None:
+    """Remove the files of processes that are gone.
+
+    An empty folder may be one that is about to be locked.
+    """
+    for folder in place.glob(f"{_PREFIX}*"):
+        with suppress(OSError), _open(folder) as opened:  # others have it locked, or own it
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if any(folder.iterdir()):
+                shutil.rmtree(folder)
+
+
+@contextmanager
+def _open(folder: Path) -> Iterator[int]:
+    """The descriptor of a folder, which no link leads to."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def plain(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -80,7 +121,7 @@ def tensors_of(path: str) -> Iterator[tuple[str, Any]]:
 
 def _check_place(path: Path) -> None:
     """Raise OSError unless a path is of a regular file below the folders for such files."""
-    folders = [_MEMORY.resolve(), Path(tempfile.gettempdir()).resolve()]
+    folders = _places()
     if not any(map(path.is_relative_to, folders)):
         raise OSError(f"expected a file below {folders[0]} or {folders[1]}")
     if not path.is_file():

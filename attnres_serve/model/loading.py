@@ -76,8 +76,8 @@ class LoadingMixin(_Base):
         """
         if self.attn_res_loaded:
             raise SettingError(
-                "the weights of this model are loaded, and are not replaced one by one; start a "
-                "new engine with the new weights."
+                "the weights of this model are loaded, and are not replaced one by one; call "
+                'collective_rpc("reload_weights") of the engine with all of them.'
             )
         index = self.attn_res_index(self.attn_res_takes_house_names)
         loaded: set[str] = super().load_weights(self._by_module(weights, index))

@@ -1,7 +1,10 @@
 """A trainer's tensors on their way: the files, what a worker keeps, and the sender."""
 
 import os
-from contextlib import nullcontext
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from multiprocessing import Pipe, get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,6 +73,54 @@ def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:
         file.seek(-16, 2)
         file.write(bytes(16))
     assert found.tolist() == [1] * 4
+
+
+SENT = [("a", torch.ones(2))]
+
+
+def hold(pipe: Any) -> None:
+    """Be a trainer that sends for ever."""
+    with tensor_file.file_of(SENT) as path:
+        pipe.send(path)
+        time.sleep(600)
+
+
+@contextmanager
+def trainer() -> Iterator[Path]:
+    """The file of another process, which is killed at the end."""
+    ours, its = Pipe()
+    process = get_context("fork").Process(target=hold, args=(its,), daemon=True)
+    process.start()
+    yield Path(ours.recv())
+    process.kill()
+    process.join()
+
+
+@pytest.mark.parametrize("room", [1 << 30, 0], ids=["in memory", "in the temporary folder"])
+def test_what_a_killed_trainer_left_goes_with_the_next_file(
+    room: int, apart: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of processes that live stay, and so does whatever else is there."""
+    shared = apart.parent / "shared"
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(apart))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=room))
+    others = [f"{tensor_file._PREFIX}new", "tmp_another"]
+    for place in (shared, apart):
+        for name in others:
+            (place / name).mkdir()
+        (place / others[1] / "file").touch()
+        (place / f"{tensor_file._PREFIX}link").symlink_to(place / others[1])
+    with trainer() as living:
+        with trainer() as killed:
+            assert killed.is_relative_to(shared if room else apart)
+        assert killed.exists() and living.exists()
+        with tensor_file.file_of(SENT) as path:
+            assert Path(path).exists() and living.exists() and not killed.parent.exists()
+    with tensor_file.file_of(SENT):
+        assert not living.parent.exists()
+    for place in (shared, apart):
+        assert {one.name for one in place.iterdir()} == {*others, f"{tensor_file._PREFIX}link"}
+        assert (place / others[1] / "file").exists()
 
 
 class Update:

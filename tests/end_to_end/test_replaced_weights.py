@@ -19,6 +19,7 @@ from checkpoints import (
     quantised,
     write_alice_ai,
     write_fla,
+    write_fla_delta,
     write_house,
     write_kimi_names,
     write_mode,
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.engine
 
 WEIGHTS = "model.safetensors"
 LENGTHS = (9, 150)  # the longer one is more than a block of the cache
-WAYS = ("reload_weights", "tensors")
+RECEIVES = {"weight_transfer_config": {"backend": "shared_memory"}}
 TIED = "tied qwen3"
 # Families by a name; "tied" where the head is the embedding.
 CASES = {name: name for name in FACTS} | {f"tied {name}": name for name in ("qwen3", "llama")}
@@ -76,7 +77,7 @@ Pair = tuple[Path, Path]
 def crossed(
     root: Path, pairs: Mapping[str, tuple[Pair, dict[str, Any]]], asked: Any = None
 ) -> dict[str, list[Any]]:
-    """Start engines on two checkpoints, and give each the weights of the other, by both ways.
+    """Start engines on two checkpoints, and give each the weights of the other, by every way.
 
     Args:
         root: for files.
@@ -84,9 +85,10 @@ def crossed(
         asked: the prompts; None for fresh ones.
     """
     jobs, prompts = [], asked or fresh_prompts(LENGTHS)
-    for pair, options in pairs.values():
-        for folder, other, how in zip(pair, reversed(pair), WAYS, strict=True):
-            jobs.append(job(folder, prompts, [how, other], **options))
+    for (first, second), options in pairs.values():
+        there_and_back = ["reload_weights", second], ["tensors", first]
+        jobs.append(job(first, prompts, *there_and_back, **options))
+        jobs.append(job(second, prompts, ["routes", first], **RECEIVES | options))
     found = run_replace_jobs(jobs, root / "run")
     return dict(zip(pairs, zip(found[::2], found[1::2], strict=True), strict=True))
 
@@ -97,9 +99,9 @@ def drawn(root: Path, name: str) -> Pair:
 
 
 def check(first: list[dict[str, Any]], second: list[dict[str, Any]], caches: bool = True) -> None:
-    assert [step["refused"] for step in (*first, *second)] == [None] * 4
+    assert [step["refused"] for step in (*first, *second)] == [None] * 5
     assert first[0]["answers"] != second[0]["answers"]
-    assert first[1] == second[0] and second[1] == first[0]
+    assert first[1:] == [second[0], first[0]] and second[1] == first[0]
     assert first[1]["cached"][0] == 0 and (first[1]["cached"][1] >= 128) == caches
 
 
@@ -145,6 +147,8 @@ FORMATS: dict[str, Callable[[Path], Path]] = {
     "nanogpt": write_nanogpt,
     "transformer": partial(write_fla, qkv_bias=True, qk_norm=True),
     "tied transformer": partial(write_fla, tie=True),
+    "gated_deltanet": partial(write_fla_delta, model_type="gated_deltanet"),
+    "kda": partial(write_fla_delta, model_type="kda"),
     "kimi_linear": write_kimi,
     "kimi k3": partial(shutil.copytree, FAMILY_GOLDENS / "kimi_k3"),
     "alice_ai": partial(write_alice_ai, layers=4, per_block=1),
@@ -165,7 +169,7 @@ def of_formats(request, tmp_path_factory):
 @pytest.mark.families
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format(of_formats, name):
-    caches = name not in ("kimi_linear", "kimi k3")
+    caches = name not in ("gated_deltanet", "kda", "kimi_linear", "kimi k3")
     check(*of_formats[name], caches)
 
 
@@ -258,7 +262,6 @@ DAMAGED = {
     "absent": "",
 }
 TENSORS = ("missing", "nan", "misshapen", "unknown")  # that can come by themselves
-RECEIVES = {"weight_transfer_config": {"backend": "shared_memory"}}
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +271,7 @@ def life(tmp_path_factory):
     first, second = turned(write_house(root / "first", "llama", layers=4, block_size=3, seed=31))
     for kind in DAMAGED:
         damaged(shutil.copytree(second, root / kind), kind)
-    refused = [["called", second], ["busy", second], ["load_model", second]]
+    refused = [["called", second], ["busy", second], ["load_model", second], ["model", second]]
     refused += [["reload_weights", root / kind] for kind in DAMAGED]
     refused += [[way, root / kind] for way in ("tensors", "transfer") for kind in TENSORS]
     refused += [["finish_weight_update"], ["draft", second]]
@@ -287,8 +290,9 @@ def life(tmp_path_factory):
 def test_what_is_refused_leaves_the_weights(life):
     """Each says what is wrong, and what is asked then is answered as before, to the bit."""
     before, *refused = life[0][:-3]
-    called, busy, other, *others = [step["refused"] for step in refused]
+    called, busy, other, model, *others = [step["refused"] for step in refused]
     assert "was called in a worker" in called and busy == BUSY and "not supported" in other
+    assert "are not replaced one by one; call" in model
     wanted = [*DAMAGED.values(), *(DAMAGED[kind] for kind in TENSORS * 2)]
     wanted += ["is for an update that was started", "no draft model is configured"]
     for said, part in zip(others, wanted, strict=True):

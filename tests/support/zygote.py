@@ -60,6 +60,10 @@ def main() -> None:
     cpu.GiB_bytes = 1 << 26  # of VLLM_CPU_KVCACHE_SPACE: to clear a gigabyte is a tenth of a start
     for name in IMPORTED:
         importlib.import_module(name)
+    if hasattr(cpu.CpuPlatform, "register_triton_kernel_overrides"):
+        # Once for all forks: it looks at every name of every module.
+        cpu.CpuPlatform.register_triton_kernel_overrides()
+        cpu.CpuPlatform.register_triton_kernel_overrides = lambda self: None
     setproctitle.getproctitle()  # finds the place of titles, which it cannot in another environment
     # A collection in a fork would look at, and so copy, all that it inherits.  Engines unfreeze it.
     gc.collect()

@@ -10,7 +10,7 @@ a small one brings the residual stream down to the norms' eps.
 from checkpoints.alice_ai import write_alice_ai
 from checkpoints.baseline import write_baseline
 from checkpoints.edit import edit
-from checkpoints.fla import write_fla
+from checkpoints.fla import write_fla, write_fla_delta
 from checkpoints.house import EVERY_OPTION, write_house, write_standard
 from checkpoints.nanogpt import write_nanogpt
 from checkpoints.quantized import INT8, computes_int8, dequantised, quantised
@@ -28,6 +28,7 @@ __all__ = [
     "write_alice_ai",
     "write_baseline",
     "write_fla",
+    "write_fla_delta",
     "write_house",
     "write_kimi_names",
     "write_mode",

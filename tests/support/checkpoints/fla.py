@@ -1,7 +1,11 @@
-"""FLA's `transformer`."""
+"""FLA's own formats."""
 
+import json
 from pathlib import Path
 
+from safetensors.torch import load_file
+
+from checkpoints.house import write_house
 from checkpoints.tensors import base_shapes, draw, renamed, residual_shapes, write
 
 HF_OF_FLA = {
@@ -14,6 +18,26 @@ HF_OF_FLA = {
     ".attn_res_proj.": ".self_attention_res_proj.",
     ".attn_res_norm.": ".self_attention_res_norm.",
 }
+FLA_OF_HF = {hf: fla for fla, hf in HF_OF_FLA.items()}
+LOW_RANK = {
+    f".{gate}_{part}_proj.": f".{gate}_proj.{place}."  # of Kimi Delta Attention's gates
+    for gate in "fg"
+    for place, part in enumerate("ab")
+}
+# By their names in the house format.
+DELTA_KEYS = {
+    "linear_num_key_heads": "num_heads",
+    "linear_num_value_heads": "num_v_heads",
+    "linear_key_head_dim": "head_dim",
+    "linear_conv_kernel_dim": "conv_size",
+    "gate_lower_bound": "lower_bound",
+    "rms_norm_eps": "norm_eps",
+}
+DELTA_KEPT = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size"),
+    *("max_position_embeddings", "tie_word_embeddings"),
+)
+DELTA_CLASSES = {"gated_deltanet": "GatedDeltaNetForCausalLM", "kda": "KDAForCausalLM"}
 
 
 def write_fla(
@@ -88,5 +112,23 @@ def write_fla(
     if block_size is not None:
         shapes |= residual_shapes(layers, hidden, True)
     tensors = {name: draw(name, shape, seed, scale, tie) for name, shape in shapes.items()}
-    tensors = renamed(tensors, {hf: fla for fla, hf in HF_OF_FLA.items()})
-    return write(Path(folder), config, tensors, dtype)
+    return write(Path(folder), config, renamed(tensors, FLA_OF_HF), dtype)
+
+
+def write_fla_delta(folder: Path, model_type: str, block_size: int = 2, seed: int = 0) -> Path:
+    """An FLA checkpoint of a class with a recurrence, with the weights of `write_house`.
+
+    FLA's own class writes others in `fla_models`. Returns the folder.
+    """
+    write_house(folder, model_type, layers=4, block_size=block_size, seed=seed)
+    house = json.loads((folder / "config.json").read_text())
+    config = {key: house[key] for key in DELTA_KEPT}
+    config |= {fla: house[key] for key, fla in DELTA_KEYS.items() if key in house}
+    config |= {
+        "architectures": [DELTA_CLASSES[model_type]],
+        "attnres_block_size": block_size,
+        "expand_v": house.get("linear_value_head_dim", config["head_dim"]) / config["head_dim"],
+        "model_type": model_type,
+    }
+    tensors = renamed(load_file(folder / "model.safetensors"), LOW_RANK)
+    return write(folder, config, renamed(tensors, FLA_OF_HF), "bfloat16")

@@ -4,12 +4,13 @@ Both are JSON files.  A job is {checkpoint, prompts, dtype, mode: eager | compil
 ones of ``vllm.LLM``, steps}; a step is [how, folder of the weights, more folders of one update].
 How is a method of vLLM's workers; ``tensors`` for reload_weights by an iterator, in another order
 than the files have; ``partial`` for one that is declared so; ``transfer`` for an update by a
-transfer engine in two pieces, and ``draft`` for one of the draft model; ``called`` for a function
-that calls reload_weights in a worker; ``busy`` for reload_weights while a request runs.  Its result
-holds for the start and each step why it was refused, None where it was not, and what the prompts
-are answered then: greedy tokens, their logprobs, how many tokens of the longest came from the
-prefix cache when it was asked first and again, and how many drafts were taken; or why they are not
-answered.
+transfer engine in two pieces, and ``draft`` for one of the draft model; ``routes`` for one by the
+routes of a server; ``called`` for a function that calls reload_weights in a worker, and ``model``
+for one that gives tensors to the worker's model; ``busy`` for reload_weights while a request runs.
+Its result holds for the start and each step why it was refused, None where it was not, and what the
+prompts are answered then: greedy tokens, their logprobs, how many tokens of the longest came from
+the prefix cache when it was asked first and again, and how many drafts were taken; or why they are
+not answered.
 """
 
 import gc
@@ -44,7 +45,9 @@ def replace(llm, how: str, *folders: str) -> str | None:
         if how == "called":
             refused = llm.collective_rpc(lambda worker: worker.reload_weights(**given))
             return refused[0]["problem"]
-        if how == "busy":
+        if how == "model":
+            llm.apply_model(lambda model: model.load_weights(iter(tensors(folders))))
+        elif how == "busy":
             sampling = SamplingParams(max_tokens=100, ignore_eos=True)
             engine.add_request("busy", {"prompt_token_ids": [3, 5]}, sampling)
             engine.step()
@@ -55,6 +58,10 @@ def replace(llm, how: str, *folders: str) -> str | None:
             llm.collective_rpc("reload_weights", kwargs=given)
         elif how in ("transfer", "draft"):
             transfer(llm, how, tensors(folders))
+        elif how == "routes":
+            import weight_routes
+
+            weight_routes.update(engine, tensors(folders))
         else:
             llm.collective_rpc(how, kwargs=given)
     except ValueError as error:
