@@ -1,0 +1,96 @@
+"""Tensors of Attention Residuals under the config.json of a plain model, as own trainers save them.
+
+The tensors tell most of what the house format's ``attn_res`` states, but not where blocks begin.
+"""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from attnres_serve.checkpoints.names import LOOKS_LIKE_ATTNRES, site_of
+from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
+from attnres_serve.families.family import Family
+from attnres_serve.formats import house
+from attnres_serve.formats.refused import variant
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What a plain model's checkpoint holds of Attention Residuals.
+
+    Attributes:
+        family: of its config.json.
+        names: the tensors.
+        options: of ``attn_res``, beside the blocks, by the tensors.
+    """
+
+    family: Family
+    names: list[str]
+    options: dict[str, Any]
+
+    @property
+    def variant(self) -> str | None:
+        """A tensor that no Block or Full AttnRes has, and why; None without one."""
+        return next((name + what for name in self.names if (what := variant(name))), None)
+
+    def keys(self, blocks: Any) -> dict[str, Any]:
+        """The keys of config.json that make a checkpoint of the house format.
+
+        Args:
+            blocks: how many sublayers a block has.
+        """
+        return {
+            "model_type": self.family.model_type,
+            "architectures": [self.family.architecture],
+            house.KEY: {house.BLOCKS.key: blocks, **self.options},
+        }
+
+    def advice(self, command: str) -> str:
+        """What is missing, and how it comes into config.json, in a sentence.
+
+        Args:
+            command: of ``convert``, to which an option can be added.
+        """
+        more = f" and {len(self.names) - 1} more" if self.names[1:] else ""
+        said = f"it holds {self.names[0]}{more}, of Attention Residuals, but its config.json is "
+        said += f"that of a plain {self.family.title}"
+        if self.variant:
+            return f"{said}, and {self.variant} is of a function that is not supported."
+        stated = (f"{key} to {json.dumps(value)}" for key, value in self.keys("S").items())
+        first, second, third = stated
+        third = third.replace('"S"', "S")
+        said += f"; set {first}, {second} and {third}, with S the sublayers of a block in training"
+        if self.options:
+            return f'{said}, and "cumulative": true in it if its sums were cumulative.'
+        return f"{said}, or let `{command} --block-size S` write them."
+
+
+def queries(config: dict[str, Any], names: Collection[str]) -> Queries | None:
+    """The tensors of Attention Residuals of a plain model; None for another model, and without any.
+
+    Args:
+        config: the content of its config.json.
+        names: of all its tensors.
+    """
+    family = FAMILIES.get(str(config.get("model_type")))
+    found = [name for name in names if LOOKS_LIKE_ATTNRES.search(name)]
+    if family is None or not family.is_stock or not found:
+        return None
+    try:
+        layout = family.layout(config)
+    except CheckpointError:  # of a size that is no size
+        return None
+    sites = {site for name in found if (site := site_of(name, layout))}
+    if not sites:
+        return Queries(family, found, {})
+    options: dict[str, Any] = {}
+    if layout.num_sublayers not in {site for site, _ in sites}:
+        options["final_mix"] = False
+    if any(part == "bias" for _, part in sites):
+        options["recency_bias"] = True
+    owners = {site for site, part in sites if part == "proj"} - {layout.num_sublayers}
+    if owners == {*layout.layer_starts} != {*range(layout.num_sublayers)}:
+        options["shared_queries"] = "layer"
+    return Queries(family, found, options)
