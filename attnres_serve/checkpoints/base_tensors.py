@@ -150,6 +150,7 @@ class BaseTensors:
             CheckpointError: a tensor is missing, or what a quantisation wrote is not whole.
         """
         layers = self._layers(found) if self.quantisation else {}
+        missing = []
         for name in self.needed:
             if not here(name):
                 continue
@@ -161,12 +162,15 @@ class BaseTensors:
             else:
                 is_held = name in found
             if not is_held:
-                tied = name == HEAD and not self.is_tied
-                way = " Set tie_word_embeddings to true if its head is the embedding."
-                raise CheckpointError(
-                    f"the checkpoint lacks the tensor {name} (in house names), which {self._model} "
-                    f"needs.{way if tied else ''}"
-                )
+                missing.append(name)
+        if missing:
+            more = f" and {len(missing) - 1} more" if missing[1:] else ""
+            tied = missing == [HEAD] and not self.is_tied
+            way = " Set tie_word_embeddings to true if its head is the embedding."
+            raise CheckpointError(
+                f"the checkpoint lacks the tensor {missing[0]} (in house names){more}, which "
+                f"{self._model} needs.{way if tied else ''}"
+            )
         if self.quantisation:
             quantized.check_fused(layers, self._fused)
             quantized.check_experts(layers)

@@ -15,6 +15,8 @@ from attnres_serve.families.family import Family
 from attnres_serve.formats import house
 from attnres_serve.formats.refused import variant
 
+SIZE, STARTS = house.BLOCKS.key, "block_starts"
+
 
 @dataclass(frozen=True)
 class Queries:
@@ -23,7 +25,7 @@ class Queries:
     Attributes:
         family: of its config.json.
         names: the tensors.
-        options: of ``attn_res``, beside the blocks, by the tensors.
+        options: of ``attn_res``, beside the size of blocks, by the tensors.
     """
 
     family: Family
@@ -44,7 +46,7 @@ class Queries:
         return {
             "model_type": self.family.model_type,
             "architectures": [self.family.architecture],
-            house.KEY: {house.BLOCKS.key: blocks, **self.options},
+            house.KEY: ({} if STARTS in self.options else {SIZE: blocks}) | self.options,
         }
 
     def advice(self, command: str) -> str:
@@ -61,7 +63,9 @@ class Queries:
         stated = (f"{key} to {json.dumps(value)}" for key, value in self.keys("S").items())
         first, second, third = stated
         third = third.replace('"S"', "S")
-        said += f"; set {first}, {second} and {third}, with S the sublayers of a block in training"
+        said += f"; set {first}, {second} and {third}"
+        if STARTS not in self.options:
+            said += ", with S the sublayers of a block in training"
         if self.options:
             return f'{said}, and "cumulative": true in it if its sums were cumulative.'
         return f"{said}, or let `{command} --block-size S` write them."
@@ -93,4 +97,6 @@ def queries(config: dict[str, Any], names: Collection[str]) -> Queries | None:
     owners = {site for site, part in sites if part == "proj"} - {layout.num_sublayers}
     if owners == {*layout.layer_starts} != {*range(layout.num_sublayers)}:
         options["shared_queries"] = "layer"
+    elif 0 in owners and len(owners) < layout.num_sublayers:
+        options |= {STARTS: sorted(owners), "shared_queries": "block"}
     return Queries(family, found, options)

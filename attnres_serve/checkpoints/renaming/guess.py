@@ -41,6 +41,7 @@ class Lack:
         return (
             spare.shape in self.shapes
             and spare.pattern.by_numbers.keys() == self.pattern.by_numbers.keys()
+            and (None in (layers := {spare.pattern.layer, self.pattern.layer}) or len(layers) == 1)
             and not contradict(spare.words, self.meanings)
         )
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from attnres_serve import sentences
 
 _PART = re.compile(r"(?<![^.])\d+(?![^.])")  # a number between dots
+_STAR = re.compile(r"(?<![^.])\*(?![^.])")
 _ANY = re.compile(r"\d+")
 _LETTERS = "NMK"  # for numbers in a sentence
 
@@ -30,6 +31,13 @@ class Pattern:
         return [i for i in range(self.stem.count("*")) if len({one[i] for one in numbers}) > 1]
 
     @cached_property
+    def layer(self) -> str | None:
+        """The first number between dots, if all names have the same; None otherwise."""
+        if 0 in self._varying or not _STAR.search(self.stem):
+            return None
+        return next(iter(self.members))[0]
+
+    @cached_property
     def text(self) -> str:
         """The pattern, with ``*`` only for numbers that vary."""
         first, pieces = next(iter(self.members)), self.stem.split("*")
@@ -40,6 +48,13 @@ class Pattern:
     def by_numbers(self) -> dict[tuple[str, ...], str]:
         """The names by those of their numbers that vary."""
         return {tuple(key[i] for i in self._varying): name for key, name in self.members.items()}
+
+    def split(self) -> list["Pattern"]:
+        """The same names, in a pattern for each value of the last number that varies."""
+        found: dict[str, dict[tuple[str, ...], str]] = {}
+        for key, name in self.members.items():
+            found.setdefault(key[self._varying[-1]], {})[key] = name
+        return [Pattern(self.stem, members) for members in found.values()]
 
     def __str__(self) -> str:
         """The pattern in a sentence, and its layers."""

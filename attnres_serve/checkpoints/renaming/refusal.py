@@ -4,14 +4,14 @@ It says the ``--rename`` of ``attnres-serve convert`` that would help, as far as
 """
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, KeysView, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnres_serve import sentences
 from attnres_serve.checkpoints.names import LOOKS_LIKE_ATTNRES
 from attnres_serve.checkpoints.renaming.guess import Lack, Open, Spare, guess
 from attnres_serve.checkpoints.renaming.likeness import is_of_meta, meanings, words
-from attnres_serve.checkpoints.renaming.patterns import patterns
+from attnres_serve.checkpoints.renaming.patterns import Pattern, patterns
 from attnres_serve.checkpoints.renaming.rename import OPTION, Rename, new_names
 from attnres_serve.checkpoints.tensors import Stored
 from attnres_serve.errors import CheckpointError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 COMMAND = "attnres-serve convert SRC DST"
 MOST = 40  # renames in a sentence
+GROUPS = 4  # of tensors that could be each other, in a sentence
 _PARTS = 8  # of a name, of which a rename may leave out the last ones
 
 
@@ -50,7 +51,7 @@ def refuse_renamed(index: "TensorIndex", headers: Mapping[str, Stored], command:
     lacks = _lacks(index, [name for name in index.wanted if name not in found])
     if not unknown or not lacks or any(map(_is_of_a_variant, unknown)):
         return
-    spares = _spares({own: tuple(headers[own].shape) for own in unknown})
+    spares = _spares({own: tuple(headers[own].shape) for own in unknown}, lacks)
     pairs, still_open = guess(spares, lacks)
     pairs = dict(sorted(pairs.items(), key=lambda pair: lacks.index(pair[1])))
     raise CheckpointError(_sentence(spares, lacks, pairs, still_open, headers, command))
@@ -61,16 +62,29 @@ def _is_of_a_variant(own: str) -> bool:
     return bool(LOOKS_LIKE_ATTNRES.search(own) and variant(own))
 
 
-def _spares(shapes: Mapping[str, Shape]) -> list[Spare]:
+def _spares(shapes: Mapping[str, Shape], lacks: Sequence[Lack]) -> list[Spare]:
     by_shape: dict[Shape, list[str]] = {}
     for name, shape in shapes.items():
         by_shape.setdefault(shape, []).append(name)
-    found = [(one, shape) for shape, names in by_shape.items() for one in patterns(names)]
+    numbers = [lack.pattern.by_numbers.keys() for lack in lacks]
+    found = [
+        (one, shape)
+        for shape, names in by_shape.items()
+        for pattern in patterns(names)
+        for one in _by_module(pattern, numbers)
+    ]
     of_stems = {pattern.stem: shape for pattern, shape in found}
     return [
         Spare(pattern, shape, words(pattern.stem, is_of_meta(pattern.stem, of_stems)))
         for pattern, shape in found
     ]
+
+
+def _by_module(pattern: Pattern, numbers: Sequence[KeysView[tuple[str, ...]]]) -> list[Pattern]:
+    """The parts of a pattern in which a number tells modules apart, not layers or experts."""
+    if pattern.by_numbers.keys() in numbers or pattern.text.count("*") < 2:
+        return [pattern]
+    return [one for part in pattern.split() for one in _by_module(part, numbers)]
 
 
 def _lacks(index: "TensorIndex", missing: Sequence[str]) -> list[Lack]:
@@ -131,14 +145,14 @@ def _sentence(
     if still_open:
         said += _choices(still_open)
     if not pairs:
-        return f"{said}`{command} {OPTION} OLD=NEW` renames."
+        return f"{said}Rename them by `{command} {OPTION} OLD=NEW`."
     found = _renames(pairs, names)
     if len(found) > MOST:
-        said += f"Of {len(found)} renames the first {MOST}: "
-    return f"{said}`{' '.join([command, *map(as_option, found[:MOST])])}`"
+        said += f"Of {len(found)} renames these are the first {MOST}. "
+    return f"{said}Rename by `{' '.join([command, *map(_as_option, found[:MOST])])}`."
 
 
-def as_option(rename: Rename) -> str:
+def _as_option(rename: Rename) -> str:
     """A rename as a shell reads it."""
     return f"{OPTION} {shlex.quote(str(rename))}"
 
@@ -153,14 +167,14 @@ def _more_of(spares: Sequence[Spare]) -> str:
 
 def _choices(still_open: Open) -> str:
     """Which tensors could be which, where shapes and names do not tell."""
-    among = next(iter(still_open.values()))
-    alike = [spare for spare, lacks in still_open.items() if lacks == among]
-    more = len(still_open) - len(alike)
-    return (
-        f"Shape and name do not tell which of {sentences.some(one.pattern.text for one in among)} "
-        f"is {sentences.some(one.pattern.text for one in alike)}{_more(more)}: add a {OPTION} for "
-        "each. "
-    )
+    alike: dict[str, list[str]] = {}
+    for spare, lacks in still_open.items():
+        among = sentences.some(lack.pattern.text for lack in lacks)
+        alike.setdefault(among, []).append(spare.pattern.text)
+    groups = [f"which of {among} is {sentences.some(own)}" for among, own in alike.items()]
+    more = f", nor {len(groups) - GROUPS} times more" if groups[GROUPS:] else ""
+    told = ", nor ".join(groups[:GROUPS])
+    return f"Shape and name do not tell {told}{more}: add a {OPTION} for each. "
 
 
 def _renames(pairs: Mapping[Spare, Lack], names: Collection[str]) -> list[Rename]:

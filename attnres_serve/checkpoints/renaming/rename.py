@@ -86,6 +86,8 @@ def new_names(names: Iterable[str], renames: Sequence[Rename]) -> dict[str, str]
 
 def _near(old: str, names: Iterable[str]) -> str:
     """The patterns of names that are likest to one that no name has, as a part of a sentence."""
-    known = [pattern.text for pattern in patterns(names)]
+    parts = old.count(".") + 1
+    beginnings = (pattern.text.split(".")[:parts] for pattern in patterns(names))
+    known = list(dict.fromkeys(map(".".join, beginnings)))
     near = get_close_matches(old, known, n=2, cutoff=0.5) or known
     return f"; it has {sentences.some(near)}" if near else ""
