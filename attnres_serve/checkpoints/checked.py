@@ -89,11 +89,11 @@ def no_attnres(
         names: of its tensors, as far as they are known.
         command: of ``convert``, to which options can be added.
     """
-    said = f"{name} is not an AttnRes checkpoint that can be served: "
     if found := plain_config.queries(config, names):
-        return CheckpointError(said + found.advice(command))
-    said += (
-        f"found model_type {config.get('model_type')!r} and architectures "
+        return CheckpointError(found.advice(name, command))
+    said = (
+        f"{name} is not an AttnRes checkpoint that can be served: found model_type "
+        f"{config.get('model_type')!r} and architectures "
         f"{config.get('architectures')!r}; {formats.SUPPORTED}."
     )
     if config.get("model_type") in FAMILIES:

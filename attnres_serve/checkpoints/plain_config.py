@@ -49,26 +49,26 @@ class Queries:
             house.KEY: ({} if STARTS in self.options else {SIZE: blocks}) | self.options,
         }
 
-    def advice(self, command: str) -> str:
-        """What is missing, and how it comes into config.json, in a sentence.
+    def advice(self, name: str, command: str) -> str:
+        """What config.json must say for the tensors, in a sentence.
 
         Args:
+            name: what the checkpoint is called.
             command: of ``convert``, to which an option can be added.
         """
         more = f" and {len(self.names) - 1} more" if self.names[1:] else ""
-        said = f"it holds {self.names[0]}{more}, of Attention Residuals, but its config.json is "
-        said += f"that of a plain {self.family.title}"
+        said = f"{name} holds {self.names[0]}{more}, tensors of Attention Residuals, under the "
+        said += f"config.json of a plain {self.family.title}"
         if self.variant:
             return f"{said}, and {self.variant} is of a function that is not supported."
-        stated = (f"{key} to {json.dumps(value)}" for key, value in self.keys("S").items())
-        first, second, third = stated
-        third = third.replace('"S"', "S")
-        said += f"; set {first}, {second} and {third}"
+        first, second, third = (f"{key} to {json.dumps(v)}" for key, v in self.keys("S").items())
+        third = third.replace('"S"', "S")  # for a number
+        said += f": set {first}, {second} and {third}"
         if STARTS not in self.options:
-            said += ", with S the sublayers of a block in training"
+            said += " (S: sublayers of a block)"
         if self.options:
-            return f'{said}, and "cumulative": true in it if its sums were cumulative.'
-        return f"{said}, or let `{command} --block-size S` write them."
+            return f'{said}, and in it "cumulative" to true if its sums were so.'
+        return f"{said}, or run `{command} --block-size S`."
 
 
 def queries(config: dict[str, Any], names: Collection[str]) -> Queries | None:

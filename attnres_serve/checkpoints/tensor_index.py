@@ -28,6 +28,7 @@ from attnres_serve.checkpoints.names import (
     tensor_name,
 )
 from attnres_serve.checkpoints.renaming.refusal import COMMAND, refuse_renamed
+from attnres_serve.checkpoints.renaming.rename import OPTION
 from attnres_serve.checkpoints.tensors import (
     Stored,
     check_dtype,
@@ -237,7 +238,8 @@ class TensorIndex:
                 raise CheckpointError(
                     f"the tensor {own} is {rest} with {prefix!r} before its name, of a module "
                     "around the model; save that model alone, or take it out of every name: "
-                    f"{{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}."
+                    f"{{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}, "
+                    f"or `{COMMAND} {OPTION} '{prefix}*=*'`."
                 )
 
     def check(self, name: str) -> None:
