@@ -19,8 +19,9 @@ from attnres_serve.checkpoints.files import (
     read_headers,
     weight_map,
 )
-from attnres_serve.checkpoints.renaming.refusal import COMMAND
-from attnres_serve.checkpoints.tensor_index import TensorIndex, check_headers
+from attnres_serve.checkpoints.headers import check_headers
+from attnres_serve.checkpoints.renaming.rename import COMMAND
+from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import EMBEDDING, HEAD

@@ -5,11 +5,10 @@ The headers of a checkpoint's files and the weights that stream to a model both 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from attnres_serve import formats
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.names import (
     BUFFER,
@@ -27,8 +26,7 @@ from attnres_serve.checkpoints.names import (
     same_tensor,
     tensor_name,
 )
-from attnres_serve.checkpoints.renaming.refusal import COMMAND, refuse_renamed
-from attnres_serve.checkpoints.renaming.rename import OPTION
+from attnres_serve.checkpoints.renaming.rename import COMMAND, OPTION
 from attnres_serve.checkpoints.tensors import (
     Stored,
     check_dtype,
@@ -44,7 +42,6 @@ from attnres_serve.families import experts
 from attnres_serve.families.family import Held, Shape
 from attnres_serve.formats import house
 from attnres_serve.formats.format import Format
-from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.refused import variant
 
 if TYPE_CHECKING:
@@ -308,30 +305,3 @@ class TensorIndex:
             check_tied(self._tied)
         elif self.base.is_spare_bias(name):
             check_spare_bias(self.own_names[name], tensor)
-
-
-def check_headers(
-    parsed: ParsedConfig, headers: Mapping[str, Stored], command: str = COMMAND
-) -> TensorIndex:
-    """Validate that tensors are exactly those that a model needs, by their headers.
-
-    All are entered before one is checked: a tensor under a wrong name is missing and left over, and
-    what is missing tells more.
-
-    Args:
-        parsed: what the resolver made of config.json.
-        headers: the tensors by the checkpoint's own names.
-        command: of ``convert``, which could rename them.
-
-    Raises:
-        CheckpointError: one is missing, left over, misshapen or of a type that cannot be read.
-    """
-    base = BaseTensors(parsed.base, parsed.config)
-    index = TensorIndex(formats.by_name(parsed.format), base, parsed.spec)
-    refuse_renamed(index, headers, command)
-    for own, header in headers.items():
-        index.enter(own, header)
-    index.close()
-    for name in index.stored:
-        index.check(name)
-    return index

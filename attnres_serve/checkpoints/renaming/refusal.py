@@ -5,7 +5,6 @@ It says the ``--rename`` of ``attnres-serve convert`` that would help, as far as
 
 import shlex
 from collections.abc import Collection, KeysView, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from attnres_serve import sentences
 from attnres_serve.checkpoints.names import LOOKS_LIKE_ATTNRES
@@ -13,21 +12,18 @@ from attnres_serve.checkpoints.renaming.guess import Lack, Open, Spare, guess
 from attnres_serve.checkpoints.renaming.likeness import is_of_meta, meanings, words
 from attnres_serve.checkpoints.renaming.patterns import Pattern, patterns
 from attnres_serve.checkpoints.renaming.rename import OPTION, Rename, new_names
+from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.checkpoints.tensors import Stored
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families.family import Shape
 from attnres_serve.formats.refused import variant
 
-if TYPE_CHECKING:
-    from attnres_serve.checkpoints.tensor_index import TensorIndex
-
-COMMAND = "attnres-serve convert SRC DST"
 MOST = 40  # renames in a sentence
 GROUPS = 4  # of tensors that could be each other, in a sentence
 _PARTS = 8  # of a name, of which a rename may leave out the last ones
 
 
-def refuse_renamed(index: "TensorIndex", headers: Mapping[str, Stored], command: str) -> None:
+def refuse_renamed(index: TensorIndex, headers: Mapping[str, Stored], command: str) -> None:
     """Raise CheckpointError if tensors are missing, and others have names that no format knows.
 
     Args:
@@ -87,7 +83,7 @@ def _by_module(pattern: Pattern, numbers: Sequence[KeysView[tuple[str, ...]]]) -
     return [one for part in pattern.split() for one in _by_module(part, numbers)]
 
 
-def _lacks(index: "TensorIndex", missing: Sequence[str]) -> list[Lack]:
+def _lacks(index: TensorIndex, missing: Sequence[str]) -> list[Lack]:
     """What a checkpoint lacks, by the names that its format has for it.
 
     Experts stand here as they are on disk, and as they are packed in memory.

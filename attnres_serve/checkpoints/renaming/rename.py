@@ -10,6 +10,7 @@ from attnres_serve import sentences
 from attnres_serve.checkpoints.renaming.patterns import patterns
 from attnres_serve.errors import CheckpointError, SettingError
 
+COMMAND = "attnres-serve convert SRC DST"
 OPTION = "--rename"
 
 
