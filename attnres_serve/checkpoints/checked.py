@@ -59,7 +59,9 @@ class Checkpoint:
             CheckpointError: it is none.
         """
         if self.parsed is None:
-            raise no_attnres(name, self.config, _names_of_any(name), conversion(name))
+            is_known = str(self.config.get("model_type")) in FAMILIES
+            names = _names_of_any(name) if is_known else ()
+            raise no_attnres(name, self.config, names, conversion(name))
         return self.parsed
 
     def has_table(self, leaf: str, table: "Tensor") -> bool:
@@ -97,7 +99,7 @@ def no_attnres(
         f"{config.get('model_type')!r} and architectures "
         f"{config.get('architectures')!r}; {formats.SUPPORTED}."
     )
-    if config.get("model_type") in FAMILIES:
+    if str(config.get("model_type")) in FAMILIES:
         way = f"{command} --add-zero-queries --block-size 4"
         said += f" Make an AttnRes model of it, with queries to train, by `{way}`."
     return CheckpointError(said)
