@@ -4,7 +4,7 @@ vLLM's loaders cut a weight that is too large without a word, leave out a bias t
 expect, and do not ask whether everything came where weights are quantised, so it is checked here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -68,7 +68,7 @@ class BaseTensors:
         elif name in self.needed:
             check_shape(own, stored.shape, self.needed[name])
             check_dtype(own, stored.dtype)
-        elif not self._is_known(name):
+        elif not self.is_known(name):
             raise CheckpointError(
                 f"the checkpoint holds the tensor {own}, which {self._model} does not have; the "
                 "configuration and the weights do not belong together."
@@ -84,7 +84,7 @@ class BaseTensors:
         Raises:
             CheckpointError: it packs the experts of a layer, and how is not known.
         """
-        if name in self.needed or self._is_known(name):
+        if name in self.needed or self.is_known(name):
             return None
         found = None if self.quantisation else self._held.get(name)
         if found is None and experts.is_packed(name):
@@ -96,11 +96,22 @@ class BaseTensors:
             )
         return found
 
+    def packed(self, names: Collection[str]) -> dict[str, Held]:
+        """The tensors in the form of memory that hold several of these, and nothing else."""
+        if not any(map(experts.ONE.match, names)):  # asking Hugging Face's class takes a second
+            return {}
+        return {
+            own: held
+            for own, held in self._held.items()
+            if len(held.parts) > 1 and held.parts.keys() <= {*names}
+        }
+
     @cached_property
     def _held(self) -> Mapping[str, Held]:
         return self._in_memory(self.config)
 
-    def _is_known(self, name: str) -> bool:
+    def is_known(self, name: str) -> bool:
+        """Whether a tensor that the model does not need may be there, by its house name."""
         return (
             is_left_over(name, self.config)
             or self.is_spare_bias(name)
@@ -139,6 +150,7 @@ class BaseTensors:
             CheckpointError: a tensor is missing, or what a quantisation wrote is not whole.
         """
         layers = self._layers(found) if self.quantisation else {}
+        missing = []
         for name in self.needed:
             if not here(name):
                 continue
@@ -150,12 +162,15 @@ class BaseTensors:
             else:
                 is_held = name in found
             if not is_held:
-                tied = name == HEAD and not self.is_tied
-                way = " Set tie_word_embeddings to true if its head is the embedding."
-                raise CheckpointError(
-                    f"the checkpoint lacks the tensor {name} (in house names), which {self._model} "
-                    f"needs.{way if tied else ''}"
-                )
+                missing.append(name)
+        if missing:
+            more = f" and {len(missing) - 1} more" if missing[1:] else ""
+            tied = missing == [HEAD] and not self.is_tied
+            way = " Set tie_word_embeddings to true if its head is the embedding."
+            raise CheckpointError(
+                f"the checkpoint lacks the tensor {missing[0]} (in house names){more}, which "
+                f"{self._model} needs.{way if tied else ''}"
+            )
         if self.quantisation:
             quantized.check_fused(layers, self._fused)
             quantized.check_experts(layers)

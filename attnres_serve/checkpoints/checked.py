@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnres_serve import formats
-from attnres_serve.checkpoints import hub
+from attnres_serve.checkpoints import hub, plain_config
 from attnres_serve.checkpoints.files import (
     INDEX,
     Header,
     opened,
+    pickles,
     read_config,
     read_headers,
     weight_map,
 )
-from attnres_serve.checkpoints.tensor_index import TensorIndex, check_headers
+from attnres_serve.checkpoints.headers import check_headers
+from attnres_serve.checkpoints.renaming.rename import COMMAND
+from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import EMBEDDING, HEAD
@@ -56,12 +59,9 @@ class Checkpoint:
             CheckpointError: it is none.
         """
         if self.parsed is None:
-            raise CheckpointError(
-                f"{name} is not an AttnRes checkpoint that can be served: found model_type "
-                f"{self.config.get('model_type')!r} and architectures "
-                f"{self.config.get('architectures')!r}; {formats.SUPPORTED}."
-                f"{_way_to_attnres(name, self.config)}"
-            )
+            is_known = str(self.config.get("model_type")) in FAMILIES
+            names = _names_of_any(name) if is_known else ()
+            raise no_attnres(name, self.config, names, conversion(name))
         return self.parsed
 
     def has_table(self, leaf: str, table: "Tensor") -> bool:
@@ -81,12 +81,46 @@ class Checkpoint:
         return bool(torch.equal(stored.to(common), table.to(common)))
 
 
-def _way_to_attnres(name: str, config: dict[str, Any]) -> str:
-    """How a plain model becomes an AttnRes one that computes the same; empty for another model."""
-    if config.get("model_type") not in FAMILIES:
-        return ""
-    command = f"attnres-serve convert {shlex.quote(name)} DST --add-zero-queries --block-size 4"
-    return f" Make an AttnRes model of it, with queries to train, by `{command}`."
+def no_attnres(
+    name: str, config: dict[str, Any], names: Collection[str], command: str
+) -> CheckpointError:
+    """The refusal of what is not recognised as an AttnRes checkpoint.
+
+    Args:
+        name: what it is called.
+        config: the content of its config.json.
+        names: of its tensors, as far as they are known.
+        command: of ``convert``, to which options can be added.
+    """
+    if found := plain_config.queries(config, names):
+        return CheckpointError(found.advice(name, command))
+    said = (
+        f"{name} is not an AttnRes checkpoint that can be served: found model_type "
+        f"{config.get('model_type')!r} and architectures "
+        f"{config.get('architectures')!r}; {formats.SUPPORTED}."
+    )
+    if str(config.get("model_type")) in FAMILIES:
+        way = f"{command} --add-zero-queries --block-size 4"
+        said += f" Make an AttnRes model of it, with queries to train, by `{way}`."
+    return CheckpointError(said)
+
+
+def _names_of_any(name: str) -> Collection[str]:
+    """Names of a checkpoint's tensors, of pickles too; none where they cannot be had."""
+    try:
+        folder = hub.local_path(name)
+        if folder is None or not folder.is_dir() or not pickles(folder):
+            return tensor_names(folder or name) or ()
+        from attnres_serve.checkpoints import read  # imports torch
+
+        return [own for path in read.files(folder) for own, _ in read.tensors(path)]
+    except CheckpointError:  # config.json alone tells that it is refused
+        return ()
+
+
+def conversion(name: str) -> str:
+    """The command that converts a checkpoint, to which options can be added."""
+    return COMMAND.replace("SRC", shlex.quote(name))
 
 
 def tensor_names(name: str | Path, revision: str | None = None) -> Collection[str] | None:
@@ -119,13 +153,16 @@ def translate(
 
 
 def check_content(
-    config: dict[str, Any], headers: Callable[[], Mapping[str, Header]]
+    config: dict[str, Any],
+    headers: Callable[[], Mapping[str, Header]],
+    command: str = COMMAND,
 ) -> Checkpoint:
     """Validate what a checkpoint says of itself, wherever that is from.
 
     Args:
         config: the content of config.json.
         headers: gives its tensors; called, once, only if this may be an AttnRes checkpoint.
+        command: of ``convert``, which could rename them.
 
     Raises:
         CheckpointError: for anything that cannot be served exactly.
@@ -134,7 +171,7 @@ def check_content(
     parsed = resolve(config, names=headers)
     if parsed is None:
         return Checkpoint(config, None, {})
-    return Checkpoint(config, parsed, headers(), check_headers(parsed, headers()))
+    return Checkpoint(config, parsed, headers(), check_headers(parsed, headers(), command))
 
 
 def check_folder(folder: Path) -> Checkpoint:
@@ -146,7 +183,8 @@ def check_folder(folder: Path) -> Checkpoint:
     Raises:
         CheckpointError: for anything that cannot be served exactly.
     """
-    found = check_content(read_config(folder), lambda: read_headers(folder))
+    command = conversion(str(folder))
+    found = check_content(read_config(folder), lambda: read_headers(folder), command)
     if found.index is not None:
         _check_values(found.index, found.headers)
     return found
@@ -163,7 +201,7 @@ def check_hub(name: str, revision: str | None = None) -> Checkpoint:
     headers = None if parsed is None else hub.read_shared_headers(name, revision)
     if parsed is None or headers is None:
         return Checkpoint(config, parsed, {})
-    return Checkpoint(config, parsed, headers, check_headers(parsed, headers))
+    return Checkpoint(config, parsed, headers, check_headers(parsed, headers, conversion(name)))
 
 
 def check_model(name: str, revision: str | None = None, has_weights: bool = True) -> Checkpoint:

@@ -98,6 +98,12 @@ def lacks_first_site(format_module: Format) -> bool:
     return bool(getattr(format_module, "LACKS_FIRST_SITE", False))
 
 
+def part_names(format_module: Format, name: str) -> tuple[str, ...]:
+    """The names, for the format's ``rename``, of the equal parts that a tensor holds."""
+    parts = getattr(format_module, "parts", None)
+    return tuple(parts(name)) if parts else (name,)
+
+
 def parts_of(format_module: Format, name: str, shape: Shape) -> dict[str, Shape]:
     """The parts that a tensor of a checkpoint holds, by names that the format's ``rename`` knows.
 
@@ -106,8 +112,7 @@ def parts_of(format_module: Format, name: str, shape: Shape) -> dict[str, Shape]
     Raises:
         CheckpointError: a fused tensor is not made of equal parts.
     """
-    parts = getattr(format_module, "parts", None)
-    names = parts(name) if parts else (name,)
+    names = part_names(format_module, name)
     if len(names) == 1:
         return {name: shape}
     if not shape or shape[0] % len(names):

@@ -5,10 +5,10 @@ The headers of a checkpoint's files and the weights that stream to a model both 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from attnres_serve import formats
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.names import (
     BUFFER,
@@ -21,10 +21,12 @@ from attnres_serve.checkpoints.names import (
     expected_parts,
     is_draft,
     lacks_first_site,
+    part_names,
     parts_of,
     same_tensor,
     tensor_name,
 )
+from attnres_serve.checkpoints.renaming.rename import COMMAND, OPTION
 from attnres_serve.checkpoints.tensors import (
     Stored,
     check_dtype,
@@ -32,6 +34,7 @@ from attnres_serve.checkpoints.tensors import (
     check_shape,
     check_spare_bias,
     check_tied,
+    part_shapes,
 )
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
@@ -39,7 +42,6 @@ from attnres_serve.families import experts
 from attnres_serve.families.family import Held, Shape
 from attnres_serve.formats import house
 from attnres_serve.formats.format import Format
-from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.refused import variant
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class TensorIndex:
         base: what the base model needs.
         stored: shape and type of every tensor.
         own_names: the checkpoint's own name of every tensor.
+        format: the format of the checkpoint.
     """
 
     def __init__(
@@ -73,13 +76,49 @@ class TensorIndex:
         self.base, self._takes_house_names = base, takes_house_names
         self.stored: dict[str, Stored] = {}
         self.own_names: dict[str, str] = {}
-        self._format = format_module
+        self.format = format_module
         self._sites = {
             tensor_name(site, part, base.layout): (site, part)
             for site, part in expected_parts(spec)
             if site or not lacks_first_site(format_module)
         }
         self._tied: dict[str, Tensor] = {}
+
+    @cached_property
+    def wanted(self) -> dict[str, tuple[int, str] | None]:
+        """The house names of all weights, with site and part where they are of a site."""
+        return dict.fromkeys(self.base.needed) | self._sites
+
+    def weights_of(self, own: str) -> list[str]:
+        """The house names of what a tensor holds; none at all if no format knows its name.
+
+        Args:
+            own: its name in the checkpoint.
+
+        Raises:
+            CheckpointError: its name is a wrapper's or a buffer's, or has another beginning.
+        """
+        self._refuse_no_name(own)
+        if (held := self._held(own)) is not None:
+            return [*held.parts]
+        names = self._names_of(own)
+        weights = [names.rename(part) for part in part_names(names, own)]
+        if all(one in self.wanted or self.base.is_known(one) for one in weights):
+            return weights
+        self._refuse_prefix(own)
+        return []
+
+    def shapes_of(self, name: str) -> tuple[Shape, ...]:
+        """The shapes that the tensor of the format may have that holds a weight.
+
+        Args:
+            name: the house name of the weight, or of the first of several.
+        """
+        if site := self.wanted[name]:
+            return part_shapes(site[1], self.base.config["hidden_size"])
+        shape = self.base.needed[name]
+        count = len(part_names(self.format, self.format.own_name(name)))
+        return (shape if count == 1 else (count * shape[0], *shape[1:]),)
 
     def take(self, own: str, stored: Stored) -> dict[str, tuple[int, str] | None]:
         """Enter a tensor and check it.
@@ -156,7 +195,7 @@ class TensorIndex:
         A name of the house format that the checkpoint's format has too means the same in both.
         """
         is_of_house = own in self._sites or own in self.base.needed or experts.is_packed(own)
-        return house if self._takes_house_names and is_of_house else self._format
+        return house if self._takes_house_names and is_of_house else self.format
 
     def pieces(self, own: str, tensor: "Tensor") -> Iterator[tuple[str, "Tensor"]]:
         """The parts of a tensor by their house names, in the order of ``take``.
@@ -182,7 +221,7 @@ class TensorIndex:
                 "and not of the model; save the model that is wrapped, or take it out of every "
                 f"name: {{name.replace({prefix!r}, ''): tensor for name, tensor in state.items()}}."
             )
-        if BUFFER.search(own) and self._format.rename(own) not in self.base.needed:
+        if BUFFER.search(own) and self.format.rename(own) not in self.base.needed:
             raise CheckpointError(
                 f"the tensor {own} is a buffer (a mask or a rotary table), which is made anew and "
                 "is no weight; remove it from the file."
@@ -192,11 +231,12 @@ class TensorIndex:
         """Raise CheckpointError if a name without its beginning is of a site."""
         for dot in re.finditer(r"\.", own):
             prefix, rest = own[: dot.end()], own[dot.end() :]
-            if self._format.rename(rest) in self._sites:
+            if self.format.rename(rest) in self._sites:
                 raise CheckpointError(
                     f"the tensor {own} is {rest} with {prefix!r} before its name, of a module "
                     "around the model; save that model alone, or take it out of every name: "
-                    f"{{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}."
+                    f"{{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}, "
+                    f"or `{COMMAND} {OPTION} '{prefix}*=*'`."
                 )
 
     def check(self, name: str) -> None:
@@ -265,26 +305,3 @@ class TensorIndex:
             check_tied(self._tied)
         elif self.base.is_spare_bias(name):
             check_spare_bias(self.own_names[name], tensor)
-
-
-def check_headers(parsed: ParsedConfig, headers: Mapping[str, Stored]) -> TensorIndex:
-    """Validate that tensors are exactly those that a model needs, by their headers.
-
-    All are entered before one is checked: a tensor under a wrong name is missing and left over, and
-    what is missing tells more.
-
-    Args:
-        parsed: what the resolver made of config.json.
-        headers: the tensors by the checkpoint's own names.
-
-    Raises:
-        CheckpointError: one is missing, left over, misshapen or of a type that cannot be read.
-    """
-    base = BaseTensors(parsed.base, parsed.config)
-    index = TensorIndex(formats.by_name(parsed.format), base, parsed.spec)
-    for own, header in headers.items():
-        index.enter(own, header)
-    index.close()
-    for name in index.stored:
-        index.check(name)
-    return index

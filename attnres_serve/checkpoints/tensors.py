@@ -29,16 +29,21 @@ class Stored:
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
+def part_shapes(part: str, hidden: int) -> tuple[Shape, ...]:
+    """The shapes that the part of a site may have, the usual one first."""
+    shapes: dict[str, tuple[Shape, ...]] = {
+        "proj": ((1, hidden), (hidden,)),
+        "norm": ((hidden,),),
+        "bias": ((), (1,)),
+    }
+    return shapes[part]
+
+
 def check_part(
     name: str, stored: Stored, site: int, part: str, hidden: int, layout: Layout
 ) -> None:
     """Raise CheckpointError if the AttnRes tensor ``name`` is not what its part must be."""
-    shapes: dict[str, list[Shape]] = {
-        "proj": [(1, hidden), (hidden,)],
-        "norm": [(hidden,)],
-        "bias": [(), (1,)],
-    }
-    allowed, shape = shapes[part], stored.shape
+    allowed, shape = part_shapes(part, hidden), stored.shape
     if tuple(shape) not in allowed:
         raise CheckpointError(
             f"{name}, the {PARTS[part]} of {layout.site_name(site)}, has the shape "

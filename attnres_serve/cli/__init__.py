@@ -103,6 +103,8 @@ def build_parser() -> argparse.ArgumentParser:
             "convert pickles safetensors",
             "convert published house --to house --dry-run",
             "convert plain-llama attnres --add-zero-queries --block-size 4",
+            "convert trained attnres --block-size 4",
+            "convert own attnres --rename 'blocks.*.att.wq=model.layers.*.self_attn.q_proj'",
         ),
     )
     convert.add_argument("source", metavar="SRC", help="folder, or id of a model in the cache")
@@ -115,7 +117,20 @@ def build_parser() -> argparse.ArgumentParser:
         "model that computes the same up to the norms' eps, in the house format",
     )
     convert.add_argument(
-        "--block-size", type=int, metavar="S", help="sublayers per block of the added queries"
+        "--block-size",
+        type=int,
+        metavar="S",
+        help="sublayers per block of the added queries; without --add-zero-queries, of a model "
+        "that has queries and whose config.json is a plain model's: S is written into it",
+    )
+    convert.add_argument(
+        "--rename",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
+        help="give tensors that are called OLD the name NEW before anything else. Both are whole "
+        "names or their beginnings up to a dot. A * stands for the same text without a dot in "
+        "both. Repeat it for more; each rename reads what the ones before it left",
     )
     convert.add_argument("--dry-run", action="store_true", help="only say what would be written")
     verify.add_arguments(
@@ -325,12 +340,12 @@ def _say(sentence: object) -> None:
 
 
 def _convert(own: argparse.Namespace) -> None:
-    if own.add_zero_queries != (own.block_size is not None):
+    if own.add_zero_queries and own.block_size is None:
         raise SettingError(
-            "--add-zero-queries and --block-size S (in sublayers; 1 is Full AttnRes) go together; "
-            "give both or neither."
+            "--add-zero-queries needs --block-size S (in sublayers; 1 is Full AttnRes)."
         )
     from attnres_serve.checkpoints.convert.command import convert  # imports torch
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it leaves nothing behind
-    convert(own.source, own.target, own.to == "house", own.block_size, own.dry_run)
+    added, stated = (own.block_size, None) if own.add_zero_queries else (None, own.block_size)
+    convert(own.source, own.target, own.to == "house", added, own.dry_run, stated, own.rename)

@@ -15,6 +15,7 @@ from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config
 from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
+from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "alice_ai"
 LACKS_FIRST_SITE = True
@@ -22,17 +23,15 @@ NATIVE = Native(f"{MODELS}.alice_ai")
 BLOCK = "block_attn_res_block_size"
 BLOCKS = Blocks(BLOCK, "layers")
 _OLDER = re.compile(r"(block_)?attn_?res_")
-_RENAMES = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"^model\.attnres_final\.res_proj\.", "model.output_attn_res_proj."),
-        (r"^model\.attnres_final\.res_norm_weight$", "model.output_attn_res_norm.weight"),
-        (r"^(model\.layers\.\d+\.)attn_res_proj\.", r"\1self_attention_res_proj."),
-        (r"^(model\.layers\.\d+\.)attn_res_norm_weight$", r"\1self_attention_res_norm.weight"),
-        (r"^(model\.layers\.\d+\.)mlp_res_norm_weight$", r"\1mlp_res_norm.weight"),
-        (r"\.linear_attn\.a_log_bias$", ".linear_attn.A_log"),
-    )
-]
+_NAMES = Prefixes(
+    ("model.attnres_final.res_proj.", "model.output_attn_res_proj."),
+    ("model.attnres_final.res_norm_weight", "model.output_attn_res_norm.weight"),
+    ("model.layers.#.attn_res_proj.", "model.layers.#.self_attention_res_proj."),
+    ("model.layers.#.attn_res_norm_weight", "model.layers.#.self_attention_res_norm.weight"),
+    ("model.layers.#.mlp_res_norm_weight", "model.layers.#.mlp_res_norm.weight"),
+    ("model.layers.#.linear_attn.a_log_bias", "model.layers.#.linear_attn.A_log"),
+)
+rename, own_name = _NAMES.rename, _NAMES.own_name
 
 
 def matches(config: dict[str, Any]) -> bool:
@@ -54,9 +53,3 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
         family = FAMILIES[NAME]
         spec = AttnResSpec.by_layers(family.layout(config), layers, family.epsilon(config))
     return ParsedConfig(NAME, NAME, base, spec)
-
-
-def rename(name: str) -> str:
-    for pattern, replacement in _RENAMES:
-        name = pattern.sub(replacement, name)
-    return name

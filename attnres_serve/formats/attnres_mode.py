@@ -29,6 +29,8 @@ KEYS = (
     "attnres_init_bias",  # these two are of older versions, and no code reads them any more
     "attnres_gate_init",
 )
+# What both call otherwise than the house format.
+QUERIES = ("model.layers.#.attn_res_", "model.layers.#.self_attention_res_")
 
 
 def matches(config: dict[str, Any], model_types: tuple[str, ...]) -> bool:
@@ -76,7 +78,3 @@ def translate(config: dict[str, Any], name: str, **options: Any) -> ParsedConfig
     else:
         spec = AttnResSpec.by_layers(layout, -(-layout.num_layers // blocks), eps, **options)
     return ParsedConfig(name, base, translated, spec)
-
-
-def rename(name: str) -> str:
-    return name.replace(".attn_res_", ".self_attention_res_")

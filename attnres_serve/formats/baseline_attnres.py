@@ -6,7 +6,6 @@ sizes are rounded up to whole layers.  That holds for the last layer too, whose 
 reads beside the sum itself.  Every site has a recency bias.
 """
 
-import re
 from typing import Any
 
 from attnres_serve.depth.layout import Layout
@@ -16,10 +15,11 @@ from attnres_serve.families import FAMILIES, normed_llama
 from attnres_serve.formats.base_config import base_config
 from attnres_serve.formats.format import UNREAD, Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
+from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "baseline_attnres"
 MODES = ("baseline_mode", "residual_baseline")  # the key, and its older name
-_NAMES = {
+_MEANINGS = {
     *("attnres", "block_attnres", "block-attnres"),
     *("attention_residual", "attention-residual"),
 }
@@ -35,9 +35,21 @@ _IDLE = ("attnres_recency_bias_init", "recurrent_model")
 BLOCK, USUAL = "attnres_block_size", 12
 BLOCKS = Blocks(BLOCK, "sublayers")
 _UNREAD = "lm_head_layernorm.weight"  # its code saves it and never reads it
-_SITE = re.compile(r"^model\.(layers\.\d+\.)?attnres_(attn|mlp|final)_aggregator\.(.+)")
-_SITES = {"attn": "self_attention_res_", "mlp": "mlp_res_", "final": "output_attn_res_"}
+_SITES = {
+    "model.layers.#.attnres_attn_aggregator.": "model.layers.#.self_attention_res_",
+    "model.layers.#.attnres_mlp_aggregator.": "model.layers.#.mlp_res_",
+    "model.attnres_final_aggregator.": "model.output_attn_res_",
+}
 _LEAVES = {"pseudo_query": "proj.weight", "norm.weight": "norm.weight", "recency_bias": "bias"}
+_NAMES = Prefixes(
+    (_UNREAD, UNREAD + _UNREAD),
+    *(
+        (own_site + own_leaf, site + leaf)
+        for own_site, site in _SITES.items()
+        for own_leaf, leaf in _LEAVES.items()
+    ),
+)
+rename, own_name = _NAMES.rename, _NAMES.own_name
 
 
 def matches(config: dict[str, Any]) -> bool:
@@ -50,7 +62,7 @@ def matches(config: dict[str, Any]) -> bool:
 
 def means_attnres(mode: Any) -> bool:
     """Whether a value of one of ``MODES`` is one of the names of AttnRes."""
-    return isinstance(mode, str) and mode.strip().lower() in _NAMES
+    return isinstance(mode, str) and mode.strip().lower() in _MEANINGS
 
 
 def translate(config: dict[str, Any]) -> ParsedConfig:
@@ -100,15 +112,6 @@ def _size(stated: Any) -> int:
             f"{BLOCK} is {stated!r}; expected a whole number of sublayers, at least 1."
         )
     return int(size)
-
-
-def rename(name: str) -> str:
-    if name == _UNREAD:
-        return UNREAD + name
-    found = _SITE.fullmatch(name)
-    if found is None or found[3] not in _LEAVES:
-        return name
-    return f"model.{found[1] or ''}{_SITES[found[2]]}{_LEAVES[found[3]]}"
 
 
 def _starts(layout: Layout, size: int) -> tuple[int, ...]:

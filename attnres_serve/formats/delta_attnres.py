@@ -7,6 +7,7 @@ import re
 from functools import partial
 
 from attnres_serve.formats import attnres_mode
+from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "delta_attnres"
 MARK = re.compile(r"^model\.final_res_(proj|norm)\.")  # a tensor that open-attnres does not have
@@ -15,7 +16,5 @@ BLOCKS = attnres_mode.BLOCKS
 
 matches = partial(attnres_mode.matches, model_types=("qwen3_attnres", "llama_attnres"))
 translate = partial(attnres_mode.translate, name=NAME)
-
-
-def rename(name: str) -> str:
-    return attnres_mode.rename(name).replace("model.final_res_", "model.output_attn_res_")
+_NAMES = Prefixes(attnres_mode.QUERIES, ("model.final_res_", "model.output_attn_res_"))
+rename, own_name = _NAMES.rename, _NAMES.own_name

@@ -5,7 +5,6 @@ The name ``transformer`` is not FLA's alone: a checkpoint is claimed only if mod
 architecture and FLA's own keys agree and it brings no code of its own (``auto_map``).
 """
 
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from attnres_serve.formats import fla_delta, fla_transformer
 from attnres_serve.formats.fla_keys import OWN_KEYS
 from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
+from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "fla"
 BLOCKS = Blocks("attnres_block_size", "sublayers")
@@ -41,20 +41,20 @@ CLASSES = {
     "kda": Served("KDAForCausalLM", fla_delta.OWN_KEYS, fla_delta.kda),
 }
 
-RENAMES = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"^model\.embeddings\.", "model.embed_tokens."),
-        (r"^model\.res_(proj|norm)\.", r"model.output_attn_res_\1."),
-        (r"^(model\.layers\.\d+)\.attn_res_(proj|norm)\.", r"\1.self_attention_res_\2."),
-        (r"^(model\.layers\.\d+)\.attn_norm\.", r"\1.input_layernorm."),
-        (r"^(model\.layers\.\d+)\.mlp_norm\.", r"\1.post_attention_layernorm."),
-        (r"^(model\.layers\.\d+)\.attn\.", r"\1.self_attn."),
-        # of Kimi Delta Attention, each of two linear layers
-        (r"^(model\.layers\.\d+\.self_attn\.[fg])_proj\.0\.", r"\1_a_proj."),
-        (r"^(model\.layers\.\d+\.self_attn\.[fg])_proj\.1\.", r"\1_b_proj."),
-    )
-]
+_NAMES = Prefixes(
+    ("model.embeddings.", "model.embed_tokens."),
+    ("model.res_", "model.output_attn_res_"),
+    ("model.layers.#.attn_res_", "model.layers.#.self_attention_res_"),
+    ("model.layers.#.attn_norm.", "model.layers.#.input_layernorm."),
+    ("model.layers.#.mlp_norm.", "model.layers.#.post_attention_layernorm."),
+    # of Kimi Delta Attention, each of two linear layers
+    ("model.layers.#.attn.f_proj.0.", "model.layers.#.self_attn.f_a_proj."),
+    ("model.layers.#.attn.f_proj.1.", "model.layers.#.self_attn.f_b_proj."),
+    ("model.layers.#.attn.g_proj.0.", "model.layers.#.self_attn.g_a_proj."),
+    ("model.layers.#.attn.g_proj.1.", "model.layers.#.self_attn.g_b_proj."),
+    ("model.layers.#.attn.", "model.layers.#.self_attn."),
+)
+rename, own_name = _NAMES.rename, _NAMES.own_name
 
 
 def matches(config: dict[str, Any]) -> bool:
@@ -69,9 +69,3 @@ def matches(config: dict[str, Any]) -> bool:
 
 def translate(config: dict[str, Any]) -> ParsedConfig:
     return CLASSES[config["model_type"]].translate(config, NAME)
-
-
-def rename(name: str) -> str:
-    for pattern, replacement in RENAMES:
-        name = pattern.sub(replacement, name)
-    return name

@@ -57,3 +57,6 @@ class Format(Protocol):
 
     def rename(self, name: str) -> str:
         """A tensor's name in the house format: the base family's names plus Kimi's."""
+
+    def own_name(self, name: str) -> str:
+        """The name in this format of the tensor that holds a weight, by the weight's house name."""

@@ -71,3 +71,7 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
 
 def rename(name: str) -> str:
     return name
+
+
+def own_name(name: str) -> str:
+    return name

@@ -72,3 +72,7 @@ def _text(config: dict[str, Any]) -> dict[str, Any]:
 
 def rename(name: str) -> str:
     return ASIDE + name if _OF_IMAGES.match(name) else name.removeprefix(PREFIX)
+
+
+def own_name(name: str) -> str:
+    return name  # which a part of a larger model may have too

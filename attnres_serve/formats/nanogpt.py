@@ -17,6 +17,7 @@ from attnres_serve.families import FAMILIES
 from attnres_serve.formats import connections
 from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig, kept
+from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "nanogpt"
 BLOCKS = Blocks("attn_res_block_size", "sublayers")
@@ -51,30 +52,34 @@ _CHANGES_THE_MODEL = re.compile(
 _HARMLESS = ("use_cache", "use_return_dict", "use_bfloat16", "output_attentions")
 
 _TOP = {
-    "transformer.wte.weight": "model.embed_tokens.weight",
-    "transformer.ln_f.weight": "model.norm.weight",
+    "transformer.wte.": "model.embed_tokens.",
+    "transformer.ln_f.": "model.norm.",
     "attn_res_qf": "model.output_attn_res_proj.weight",
-    "attn_res_normf.weight": "model.output_attn_res_norm.weight",
+    "attn_res_normf.": "model.output_attn_res_norm.",
 }
-_IN_LAYER = re.compile(r"transformer\.h\.(\d+)\.(.+)")
-_QUERIES = {
+_IN_LAYER = {
     "attn_res_q1": "self_attention_res_proj.weight",
     "attn_res_q2": "mlp_res_proj.weight",
+    "attn_res_norm1.": "self_attention_res_norm.",
+    "attn_res_norm2.": "mlp_res_norm.",
+    "ln_1.": "input_layernorm.",
+    "ln_2.": "post_attention_layernorm.",
+    "attn.c_attn.q.": "self_attn.q_proj.",
+    "attn.c_attn.k.": "self_attn.k_proj.",
+    "attn.c_attn.v.": "self_attn.v_proj.",
+    "attn.c_proj.": "self_attn.o_proj.",
+    "attn.attn_gate.": "self_attn.attn_gate.",
+    "mlp.c_gate.": "mlp.gate_proj.",
+    "mlp.c_val.": "mlp.up_proj.",
+    "mlp.c_proj.": "mlp.down_proj.",
+    "": "",
 }
-_MODULES = {
-    "attn_res_norm1": "self_attention_res_norm",
-    "attn_res_norm2": "mlp_res_norm",
-    "ln_1": "input_layernorm",
-    "ln_2": "post_attention_layernorm",
-    "attn.c_attn.q": "self_attn.q_proj",
-    "attn.c_attn.k": "self_attn.k_proj",
-    "attn.c_attn.v": "self_attn.v_proj",
-    "attn.c_proj": "self_attn.o_proj",
-    "attn.attn_gate": "self_attn.attn_gate",
-    "mlp.c_gate": "mlp.gate_proj",
-    "mlp.c_val": "mlp.up_proj",
-    "mlp.c_proj": "mlp.down_proj",
-}
+_NAMES = Prefixes(
+    *_TOP.items(),
+    *((f"transformer.h.#.{own}", f"model.layers.#.{name}") for own, name in _IN_LAYER.items()),
+)
+_PART = re.compile(r"(\.attn\.c_attn)\.[qkv]\.")
+rename = _NAMES.rename
 
 
 def matches(config: dict[str, Any]) -> bool:
@@ -130,14 +135,8 @@ def parts(name: str) -> tuple[str, ...]:
     return tuple(f"{stem}.attn.c_attn.{part}.{leaf}" for part in "qkv") if fused else (name,)
 
 
-def rename(name: str) -> str:
-    found = _IN_LAYER.fullmatch(name)
-    if not found:
-        return _TOP.get(name, name)
-    layer, rest = found.groups()
-    module, dot, leaf = rest.rpartition(".")
-    own = _QUERIES.get(rest) or f"{_MODULES.get(module, module)}{dot}{leaf}"
-    return f"model.layers.{layer}.{own}"
+def own_name(name: str) -> str:
+    return _PART.sub(r"\1.", _NAMES.own_name(name))
 
 
 def _spec(config: dict[str, Any], layout: Layout) -> AttnResSpec | None:

@@ -10,6 +10,7 @@ import re
 from functools import partial
 
 from attnres_serve.formats import attnres_mode
+from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "open_attnres"
 MARK = re.compile(r"\.(attn|mlp)_res_bias$")  # a tensor that delta-attnres does not have
@@ -20,4 +21,5 @@ matches = partial(attnres_mode.matches, model_types=("qwen3_attnres",))
 translate = partial(
     attnres_mode.translate, name=NAME, final_mix=False, cumulative=True, recency_bias=True
 )
-rename = attnres_mode.rename
+_NAMES = Prefixes(attnres_mode.QUERIES)
+rename, own_name = _NAMES.rename, _NAMES.own_name

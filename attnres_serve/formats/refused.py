@@ -5,6 +5,7 @@ from typing import Any
 
 from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError
+from attnres_serve.families import FAMILIES
 
 # Served by vLLM itself; the plugin must not stand in the way.
 NATIVE_MODEL_TYPES = ("kimi_k3", "kimi_linear")
@@ -152,6 +153,12 @@ def refuse_if_attnres(config: dict[str, Any], supported: str) -> None:
             "together: the unit of the key is ambiguous (layers in some formats, sublayers or a "
             "number of blocks in others); describe the model in the house format "
             "(attn_res.block_size, in sublayers)."
+        )
+    family = FAMILIES.get(str(model_type))
+    if key == "attn_res" and isinstance(value, dict) and family is not None:
+        raise CheckpointError(
+            f"config.json has {key}: {value!r} beside {beside}; in the house format set model_type "
+            f'to "{family.model_type}" and architectures to ["{family.architecture}"].'
         )
     raise CheckpointError(
         f"config.json has {key}: {value!r} beside {beside}, which no supported format uses "

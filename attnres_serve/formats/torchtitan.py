@@ -12,11 +12,17 @@ from attnres_serve.families import FAMILIES
 from attnres_serve.formats.base_config import base_config, refuse_windows
 from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
+from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "torchtitan"
 KEY = "attn_res_num_blocks"
 BLOCKS = Blocks(KEY, "blocks")
 ARCHITECTURE = "Qwen3BlockAttnResForCausalLM"
+_NAMES = Prefixes(
+    ("model.layers.#.attn_res_", "model.layers.#.self_attention_res_"),
+    ("model.final_attn_res_", "model.output_attn_res_"),
+)
+rename, own_name = _NAMES.rename, _NAMES.own_name
 
 
 def matches(config: dict[str, Any]) -> bool:
@@ -35,9 +41,3 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
     layout = FAMILIES["qwen3"].layout(config)
     spec = AttnResSpec.by_layers(layout, per_block, config.get("rms_norm_eps", 1e-6))
     return ParsedConfig(NAME, "qwen3", base, spec)
-
-
-def rename(name: str) -> str:
-    return name.replace(".attn_res_", ".self_attention_res_").replace(
-        "model.final_attn_res_", "model.output_attn_res_"
-    )

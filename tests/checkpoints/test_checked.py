@@ -568,6 +568,10 @@ def test_names_of_a_model_in_another(
     """Such as a trainer's own module, whose name nobody knows."""
     line = refused(edit(folder, before_every_name(prefix)))
     assert f"with '{prefix}' before its name, of a module around the model; save that model" in line
+    assert f"`attnres-serve convert SRC DST --rename '{prefix}*=*'`" in line
+    target = folder.parent / "target"
+    assert cli.main(["convert", str(folder), str(target), "--rename", f"{prefix}*=*"]) == 0
+    assert load_file(target / WEIGHTS).keys() == load_file(GOLDEN / WEIGHTS).keys()
 
 
 def test_names_of_wrapped_layers(folder: Path, refused: Callable[..., str]) -> None:

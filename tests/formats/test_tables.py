@@ -11,6 +11,7 @@ from safetensors import safe_open
 from serving import FAMILY_GOLDENS, GOLDENS
 
 from attnres_serve.checkpoints.checked import check_folder
+from attnres_serve.checkpoints.names import part_names
 from attnres_serve.formats import SERVED, by_name, own_layer_names
 
 # Of formats without a golden.
@@ -45,6 +46,16 @@ def test_adapters_are_refused_where_linear_layers_have_other_names(folders: list
     assert sorted(set(formats.values())) == NAMES
     odd = {name for folder, name in formats.items() if any(renamed(folder, name))}
     assert odd == {module.NAME for module in SERVED if own_layer_names(module.NAME)}
+
+
+def test_names_lead_back(folders: list[Path]) -> None:
+    """By the house name of what a tensor holds, every format finds the tensor."""
+    for folder in folders:
+        module = by_name(check_folder(folder).translated(folder.name).format)
+        with safe_open(folder / "model.safetensors", "pt") as stored:
+            for name in stored.keys():  # noqa: SIM118 - safe_open is not a mapping
+                for part in part_names(module, name):
+                    assert module.own_name(module.rename(part)) == name
 
 
 def test_every_golden_has_the_fields_of_an_answer() -> None:

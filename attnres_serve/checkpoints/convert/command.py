@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from tqdm import tqdm
 from attnres_serve.checkpoints import check
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.convert.plan import Plan, make_plan
-from attnres_serve.checkpoints.convert.source import open_source
+from attnres_serve.checkpoints.convert.source import Asked, open_source
 from attnres_serve.checkpoints.files import INDEX
+from attnres_serve.checkpoints.renaming.rename import Rename
 from attnres_serve.checkpoints.write import write_shards
 from attnres_serve.errors import SettingError
 
@@ -29,6 +30,8 @@ def convert(
     to_house: bool = False,
     zero_queries_block_size: int | None = None,
     dry_run: bool = False,
+    block_size: int | None = None,
+    renames: Sequence[str] = (),
 ) -> None:
     """Write a checkpoint that computes what ``source`` computes, and say what was written.
 
@@ -39,14 +42,20 @@ def convert(
         zero_queries_block_size: give a model with standard residuals zero queries and unit key
             norms, in blocks of so many sublayers, and write it in the house format.
         dry_run: only say what would be written.
+        block_size: state blocks of so many sublayers in the config.json of a plain model, whose
+            tensors have queries.
+        renames: other names for tensors of the source, each ``OLD=NEW``.
 
     Raises:
         CheckpointError: the source cannot be converted exactly.
-        SettingError: the target cannot be written.
+        SettingError: the target cannot be written, or a rename is none.
     """
     folder = Path(target).expanduser()
     _require_place(folder)
-    opened = open_source(source, standard=zero_queries_block_size is not None)
+    adds_queries = zero_queries_block_size is not None
+    size = zero_queries_block_size if adds_queries else block_size
+    found = tuple(map(Rename.read, renames))
+    opened = open_source(Asked(source, target, to_house, adds_queries, size, found))
     plan = make_plan(opened, to_house, zero_queries_block_size)
     room = shutil.disk_usage(folder.parent).free
     if plan.size > room:
@@ -122,7 +131,7 @@ def _write(plan: Plan, folder: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    if plan.keeps_format:
+    if plan.keeps_format and not plan.source.has_new_config:
         shutil.copyfile(plan.source.folder / "config.json", folder / "config.json")
     else:
         _write_json(folder / "config.json", plan.result.config)

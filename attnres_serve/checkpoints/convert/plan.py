@@ -50,7 +50,7 @@ class Plan:
 
     Attributes:
         source: what it is made from.
-        keeps_format: whether names and config.json stay as they are, and only pickles go.
+        keeps_format: whether names and config.json stay as the source has them.
         added: tensors that the source has not, by their house names.
         result: the checkpoint that it will be.
         shards: the tensors of every file of weights, by the file's name.
@@ -95,7 +95,7 @@ def make_plan(source: Source, to_house: bool, block_size: int | None) -> Plan:
     elif to_house and source.parsed.spec and lacks_first_site(source.format):
         added = _zero_queries(source, [0])
     keeps_format = block_size is None and (not to_house or source.parsed.format == house.NAME)
-    if keeps_format and not source.has_pickles:
+    if keeps_format and not (source.has_pickles or source.names or source.has_new_config):
         mend = "" if source.parsed.format == house.NAME else "; did you mean `--to house`?"
         raise CheckpointError(
             f"{source.folder} is in safetensors already, in the {source.parsed.format} format"

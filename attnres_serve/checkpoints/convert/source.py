@@ -1,8 +1,9 @@
 """A checkpoint to be converted: its tensors, from safetensors or pickles, and what they mean."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import torch
 from torch import Tensor
 
 from attnres_serve import formats
-from attnres_serve.checkpoints import hub
+from attnres_serve.checkpoints import hub, plain_config
 from attnres_serve.checkpoints import read as weights
 from attnres_serve.checkpoints.base_tensors import BaseTensors
-from attnres_serve.checkpoints.checked import check_content
+from attnres_serve.checkpoints.checked import check_content, no_attnres
 from attnres_serve.checkpoints.files import PICKLES, Header, pickles, read_config
+from attnres_serve.checkpoints.headers import check_headers
 from attnres_serve.checkpoints.names import TIED, is_of_images, is_unread
-from attnres_serve.checkpoints.tensor_index import TensorIndex, check_headers
+from attnres_serve.checkpoints.renaming.rename import OPTION, Rename, new_names
+from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.checkpoints.tensors import check_tied
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
@@ -37,13 +40,17 @@ class Source:
         config: the content of its config.json.
         parsed: what that means.  A standard model counts as one of the house format, whose
             tensors have the same names, with no specification.
-        headers: its tensors, file by file.
+        headers: its tensors, file by file, by the names that they are given.
+        names: those names by the ones in the files, where they differ.
+        has_new_config: whether ``config`` has keys that its config.json has not.
     """
 
     folder: Path
     config: dict[str, Any]
     parsed: ParsedConfig
     headers: Mapping[str, Header]
+    names: Mapping[str, str] = field(default_factory=dict)
+    has_new_config: bool = False
 
     @property
     def format(self) -> Any:
@@ -71,7 +78,7 @@ class Source:
         """File, name and tensor, one after the other."""
         for path in self.files:
             for name, tensor in weights.tensors(path):
-                yield path, name, tensor
+                yield path, self.names.get(name, name), tensor
 
     def without_values(self) -> Stream:
         """The same with tensors that have shape and type alone."""
@@ -110,32 +117,95 @@ class Source:
         check_tied(values)
 
 
-def open_source(name: str, standard: bool) -> Source:
-    """Read a checkpoint's names, shapes and types, and check them.
+@dataclass(frozen=True)
+class Asked:
+    """What ``convert`` is asked to make of a source.
 
-    Args:
-        name: folder, or a model id whose files are in the Hugging Face cache.
-        standard: whether a model with standard residuals is wanted instead of an AttnRes one.
+    Attributes:
+        source: folder, or a model id whose files are in the Hugging Face cache.
+        target: folder to make.
+        to_house: whether into the house format.
+        adds_queries: whether a model with standard residuals gets zero queries.
+        block_size: sublayers per block, where config.json does not state them.
+        renames: other names for tensors.
+    """
+
+    source: str
+    target: str
+    to_house: bool = False
+    adds_queries: bool = False
+    block_size: int | None = None
+    renames: tuple[Rename, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The command line that asks for this."""
+        words = ["attnres-serve", "convert", self.source, self.target]
+        words += ["--to", "house"] if self.to_house else []
+        words += ["--add-zero-queries"] if self.adds_queries else []
+        words += ["--block-size", str(self.block_size)] if self.block_size is not None else []
+        for rename in self.renames:
+            words += [OPTION, str(rename)]
+        return shlex.join(words)
+
+
+def open_source(asked: Asked) -> Source:
+    """Read a checkpoint's names, shapes and types, and check them.
 
     Raises:
         CheckpointError: it is no checkpoint that can be converted.
     """
-    folder = hub.on_this_machine(name)
+    folder = hub.on_this_machine(asked.source)
     _refuse_lone_pickles(folder)
     config = read_config(folder)
-    found = check_content(config, lambda: _read_headers(folder))
-    if found.parsed is None and standard:
-        parsed = _standard_model(name, config)
-        headers = _read_headers(folder)
-        check_headers(parsed, headers)
-        return Source(folder, config, parsed, headers)
-    own = found.translated(name)
-    if standard and own.spec is not None:
+    own_headers = cache(lambda: _read_headers(folder))
+    names = cache(lambda: new_names(own_headers(), asked.renames))
+    headers = cache(
+        lambda: {names().get(own, own): header for own, header in own_headers().items()}
+    )
+    found = check_content(config, headers, asked.command)
+    if found.parsed is None:
+        return _plain_source(folder, config, headers(), names(), asked)
+    if asked.adds_queries and found.parsed.spec is not None:
         raise CheckpointError(
-            f"{name} has Attention Residuals already; zero queries are for models with standard "
-            "residuals."
+            f"{asked.source} has Attention Residuals already; zero queries are for models with "
+            "standard residuals."
         )
-    return Source(folder, config, own, found.headers)
+    if asked.block_size is not None and not asked.adds_queries:
+        raise CheckpointError(
+            f"the config.json of {asked.source} says where blocks begin, in the "
+            f"{found.parsed.format} format; leave out --block-size (in sublayers), which is for "
+            "models whose config.json does not."
+        )
+    return Source(folder, config, found.parsed, headers(), names())
+
+
+def _plain_source(
+    folder: Path,
+    config: dict[str, Any],
+    headers: Mapping[str, Header],
+    names: Mapping[str, str],
+    asked: Asked,
+) -> Source:
+    """A checkpoint with the config.json of a plain model, which may have queries all the same."""
+    queries = plain_config.queries(config, headers)
+    is_to_be_stated = asked.block_size is not None and not asked.adds_queries
+    if queries is None and is_to_be_stated:
+        raise CheckpointError(
+            f"{asked.source} has no tensors of Attention Residuals for blocks of "
+            f"{asked.block_size} (in sublayers); add --add-zero-queries to give it some."
+        )
+    if queries is None and asked.adds_queries:
+        parsed = _standard_model(asked.source, config)
+        check_headers(parsed, headers, asked.command)
+        return Source(folder, config, parsed, headers, names)
+    if queries is None or queries.variant or queries.options or not is_to_be_stated:
+        plain = replace(asked, adds_queries=False, block_size=None)
+        raise no_attnres(asked.source, config, headers, plain.command)
+    config = config | queries.keys(asked.block_size)
+    found = check_content(config, lambda: headers, asked.command)
+    parsed = found.translated(asked.source)
+    return Source(folder, config, parsed, headers, names, has_new_config=True)
 
 
 def _read_headers(folder: Path) -> dict[str, Header]:

@@ -1,0 +1,38 @@
+"""All tensors of a checkpoint, checked at once by the headers of its files."""
+
+from collections.abc import Mapping
+
+from attnres_serve import formats
+from attnres_serve.checkpoints.base_tensors import BaseTensors
+from attnres_serve.checkpoints.renaming.refusal import refuse_renamed
+from attnres_serve.checkpoints.renaming.rename import COMMAND
+from attnres_serve.checkpoints.tensor_index import TensorIndex
+from attnres_serve.checkpoints.tensors import Stored
+from attnres_serve.formats.parsed_config import ParsedConfig
+
+
+def check_headers(
+    parsed: ParsedConfig, headers: Mapping[str, Stored], command: str = COMMAND
+) -> TensorIndex:
+    """Validate that tensors are exactly those that a model needs, by their headers.
+
+    All are entered before one is checked: a tensor under a wrong name is missing and left over, and
+    what is missing tells more.
+
+    Args:
+        parsed: what the resolver made of config.json.
+        headers: the tensors by the checkpoint's own names.
+        command: of ``convert``, which could rename them.
+
+    Raises:
+        CheckpointError: one is missing, left over, misshapen or of a type that cannot be read.
+    """
+    base = BaseTensors(parsed.base, parsed.config)
+    index = TensorIndex(formats.by_name(parsed.format), base, parsed.spec)
+    refuse_renamed(index, headers, command)
+    for own, header in headers.items():
+        index.enter(own, header)
+    index.close()
+    for name in index.stored:
+        index.check(name)
+    return index

@@ -1,0 +1,1 @@
+"""Tensors under other names: what they may be, and ``--rename`` of ``convert``."""

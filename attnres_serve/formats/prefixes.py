@@ -1,0 +1,43 @@
+"""How names of tensors begin in a format and in the house format, read in both directions."""
+
+import re
+from collections.abc import Iterable
+
+Pair = tuple[str, str]
+_Table = list[tuple[re.Pattern[str], str]]
+
+
+class Prefixes:
+    """The beginnings of names that differ between a format and the house format."""
+
+    def __init__(self, *pairs: Pair) -> None:
+        """Compile them.
+
+        Args:
+            pairs: the beginning in the format, and in the house format; ``#`` stands for the number
+                of a layer.  The first that a name has decides.
+        """
+        self._to_house = _compiled(pairs)
+        self._to_own = _compiled((house, own) for own, house in pairs)
+
+    def rename(self, name: str) -> str:
+        """The house name of a tensor of the format."""
+        return _with_other_beginning(name, self._to_house)
+
+    def own_name(self, name: str) -> str:
+        """The format's name of a tensor, by its house name."""
+        return _with_other_beginning(name, self._to_own)
+
+
+def _compiled(pairs: Iterable[Pair]) -> _Table:
+    return [
+        (re.compile(re.escape(old).replace(r"\#", r"(\d+)")), new.replace("#", r"\1"))
+        for old, new in pairs
+    ]
+
+
+def _with_other_beginning(name: str, table: _Table) -> str:
+    for pattern, replacement in table:
+        if found := pattern.match(name):
+            return found.expand(replacement) + name[found.end() :]
+    return name

@@ -1,0 +1,182 @@
+"""Queries under the config.json of a plain model: which keys to set, and a command that does it."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import edit, write_house, write_standard
+from safetensors.torch import load_file
+
+from attnres_serve import cli
+from attnres_serve.checkpoints.checked import check_folder
+from attnres_serve.families import FAMILIES
+
+WEIGHTS = "model.safetensors"
+LATER = ("check", "serve", "convert", "add")
+
+
+def write_plain(folder: Path, base: str, **options: Any) -> Path:
+    """A house checkpoint whose config.json is its base family's."""
+    write_house(folder, base, **options)
+    architecture = FAMILIES[base].stock_architecture
+    return edit(folder, without=("attn_res",), model_type=base, architectures=[architecture])
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> Callable[..., str]:
+    """Run a command that is refused in one line; returns that line."""
+
+    def run(command: str, folder: Path, *options: str) -> str:
+        target = [str(tmp_path / "never")] if command in ("convert", "add") else []
+        added = ["--add-zero-queries", "--block-size", "4"] if command == "add" else []
+        words = ["convert" if command == "add" else command, str(folder), *target, *added, *options]
+        capfd.readouterr()
+        assert cli.main(words) == (1 if command == "check" else 2)
+        _, err = capfd.readouterr()
+        assert err.count("\n") == 1 and len(err) <= 600
+        return err
+
+    return run
+
+
+def stated(said: str) -> dict[str, Any]:
+    """The three keys of config.json that a sentence says, with a block size of 4."""
+    found = re.search(
+        r"set model_type to (.+), architectures to (.+) and attn_res to (.+?\})", said
+    )
+    assert found is not None
+    keys = ("model_type", "architectures", "attn_res")
+    return dict(
+        zip(
+            keys,
+            (json.loads(text.replace("S}", "4}").replace("S,", "4,")) for text in found.groups()),
+            strict=True,
+        )
+    )
+
+
+@pytest.mark.parametrize("base", ["llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma2"])
+def test_both_ways_lead_to_a_served_checkpoint(
+    base: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    """Every command says the same; the keys by hand and the advised command are accepted."""
+    folder = write_plain(tmp_path / "own", base, layers=4, block_size=4)
+    tensors, config = load_file(folder / WEIGHTS), json.loads((folder / "config.json").read_text())
+    said = [refused(command, folder) for command in LATER]
+    for line in said:
+        assert "_res_norm.weight and 17 more, tensors of Attention Residuals" in line
+        assert f"config.json of a plain {FAMILIES[base].title}: set " in line
+        assert stated(line) == {
+            "model_type": f"attnres_{base}",
+            "architectures": [FAMILIES[base].architecture],
+            "attn_res": {"block_size": 4},
+        }
+        (command,) = re.findall(r"`attnres-serve (.+?)`", line)
+        words = [{"DST": str(tmp_path / "t"), "S": "4"}.get(w, w) for w in shlex.split(command)]
+        words[2] = str(tmp_path / "t")
+        assert words[3:] == ["--block-size", "4"]
+    assert cli.main(words) == 0
+    written = json.loads((tmp_path / "t" / "config.json").read_text())
+    assert written == config | stated(said[0])
+    found = load_file(tmp_path / "t" / WEIGHTS)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    by_command = check_folder(tmp_path / "t").translated("t")
+    edit(folder, **stated(said[0]))
+    assert check_folder(folder).translated("own") == by_command
+    assert by_command.spec.block_starts == (0, 4)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "recency biases": {"block_size": 4, "attn_res": {"recency_bias": True}},
+    "no final mix": {"block_size": 4, "final_mix": False},
+    "one query for a layer": {"block_size": 4, "attn_res": {"shared_queries": "layer"}},
+    "one query for a block": {"block_starts": [0, 2, 5], "attn_res": {"shared_queries": "block"}},
+    "all": {
+        "block_size": 4,
+        "final_mix": False,
+        "attn_res": {"recency_bias": True, "shared_queries": "layer"},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_options_that_the_tensors_tell(
+    kind: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    """They are among the keys, and no command writes them: sums may be cumulative too."""
+    options = OTHERS[kind]
+    folder = write_plain(tmp_path / "own", "llama", layers=4, **options)
+    said = [refused(command, folder) for command in LATER]
+    said.append(refused("convert", folder, "--block-size", "4"))
+    for line in said:
+        assert '"cumulative" to true' in line and "--block-size" not in line
+        wanted = {k: v for k, v in options.items() if k != "attn_res"} | options.get("attn_res", {})
+        assert stated(line)["attn_res"] == wanted
+    edit(folder, **stated(said[0]))
+    assert check_folder(folder).parsed is not None
+
+
+def test_pickles(tmp_path: Path, refused: Callable[..., str]) -> None:
+    folder = write_plain(tmp_path / "own", "llama", layers=2, block_size=2)
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    for command in LATER:
+        assert "--block-size S`" in refused(command, folder)
+    assert cli.main(["convert", str(folder), str(tmp_path / "t"), "--block-size", "2"]) == 0
+    assert check_folder(tmp_path / "t").parsed is not None
+
+
+def test_together_with_renames(tmp_path: Path) -> None:
+    folder = write_plain(tmp_path / "own", "llama", layers=2, block_size=2)
+    edit(folder, lambda t: t.update({"output.weight": t.pop("lm_head.weight")}))
+    words = ["convert", str(folder), str(tmp_path / "t"), "--block-size", "2"]
+    assert cli.main(words) == 2
+    assert cli.main([*words, "--rename", "output=lm_head"]) == 0
+    assert check_folder(tmp_path / "t").parsed is not None
+
+
+def test_attn_res_that_config_json_has(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """Only the other two keys are to be set."""
+    folder = write_plain(tmp_path / "own", "qwen3", layers=2, block_size=2)
+    edit(folder, attn_res={"block_size": 2})
+    for command in LATER:
+        line = refused(command, folder)
+        assert 'set model_type to "attnres_qwen3" and architectures to ["AttnResQwen3For' in line
+    edit(folder, model_type="attnres_qwen3", architectures=["AttnResQwen3ForCausalLM"])
+    assert check_folder(folder).parsed is not None
+
+
+def test_another_function_gets_no_advice(tmp_path: Path, refused: Callable[..., str]) -> None:
+    folder = write_plain(tmp_path / "own", "llama", layers=2, block_size=2)
+    edit(folder, lambda t: t.update({"model.layers.0.attn_res_gate": torch.zeros(64)}))
+    for command in LATER:
+        line = refused(command, folder)
+        assert "attn_res_gate (a gate beside the mix) is of a function that is not" in line
+        assert "--block-size" not in line and "set model_type" not in line
+
+
+@pytest.mark.parametrize("size", ["0", "-1"])
+def test_sizes_that_are_none(size: str, tmp_path: Path, refused: Callable[..., str]) -> None:
+    folder = write_plain(tmp_path / "own", "llama", layers=2, block_size=2)
+    assert "at least 1, counted in sublayers" in refused("convert", folder, "--block-size", size)
+
+
+def test_a_plain_model_without_queries(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """It is offered zero ones, as ever."""
+    folder = write_standard(tmp_path / "own")
+    line = refused("convert", folder, "--block-size", "2")
+    assert "add --add-zero-queries" in line
+    assert "--add-zero-queries --block-size 4`" in refused("check", folder)
+    words = ["convert", str(folder), str(tmp_path / "t"), "--add-zero-queries", "--block-size", "2"]
+    assert cli.main(words) == 0
+
+
+def test_blocks_that_are_stated(tmp_path: Path, refused: Callable[..., str]) -> None:
+    folder = write_house(tmp_path / "own", layers=2, block_size=2)
+    assert "says where blocks begin" in refused("convert", folder, "--block-size", "2")

@@ -1,0 +1,515 @@
+"""Tensors under names of a trainer's own: said at once, with the ``--rename`` that helps.
+
+Every guess is judged by the file that was renamed: the advised command must bring it back.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import (
+    GOLDENS,
+    edit,
+    write_alice_ai,
+    write_baseline,
+    write_fla,
+    write_house,
+    write_mode,
+    write_nanogpt,
+    write_standard,
+)
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from attnres_serve import cli
+from attnres_serve.checkpoints.checked import check_folder
+from attnres_serve.errors import CheckpointError
+
+WEIGHTS = "model.safetensors"
+Table = dict[str, str]
+Tensors = dict[str, Tensor]
+
+META: Table = {  # of Meta's Llama
+    r"^model\.layers": "layers",
+    r"self_attn\.([qkvo])_proj": r"attention.w\1",
+    r"mlp\.gate_proj": "feed_forward.w1",
+    r"mlp\.down_proj": "feed_forward.w2",
+    r"mlp\.up_proj": "feed_forward.w3",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    r"model\.embed_tokens": "tok_embeddings",
+    r"^model\.norm": "norm",
+    "lm_head": "output",
+}
+QUERIES: Table = {
+    "self_attention_res_norm": "attn_key_norm",
+    "mlp_res_norm": "ffn_key_norm",
+    r"self_attention_res_proj\.weight": "attn_query",
+    r"mlp_res_proj\.weight": "ffn_query",
+    r"model\.output_attn_res_proj": "final_query",
+    r"model\.output_attn_res_norm": "final_key_norm",
+}
+EXPERTS: Table = {r"mlp\.experts": "moe.experts", r"mlp\.gate\.": "moe.router."}
+
+
+def renamed(tensors: Tensors, table: Table) -> Tensors:
+    found = {}
+    for own, tensor in tensors.items():
+        name = own
+        for pattern, replacement in table.items():
+            name = re.sub(pattern, replacement, name)
+        found[name] = tensor
+    assert len(found) == len(tensors)
+    return found
+
+
+def rename(folder: Path, table: Table) -> Tensors:
+    """Give a checkpoint's tensors other names; returns them by the ones that they had."""
+    tensors = load_file(folder / WEIGHTS)
+    save_file(renamed(tensors, table), folder / WEIGHTS, metadata={"format": "pt"})
+    return tensors
+
+
+def packed_moe(folder: Path) -> Path:
+    """A mixture whose experts are packed as in memory."""
+    write_house(folder, "qwen3_moe", layers=4, block_size=3)
+    tensors, layers = load_file(folder / WEIGHTS), {}
+    for name in [one for one in tensors if ".experts." in one]:
+        stem, number, part = re.fullmatch(
+            r"(.+\.experts)\.(\d+)\.(\w+)_proj\.weight", name
+        ).groups()
+        layers.setdefault(stem, {})[int(number), part] = tensors.pop(name)
+    for stem, parts in layers.items():
+        count = range(len(parts) // 3)
+        both = [torch.cat([parts[n, "gate"], parts[n, "up"]]) for n in count]
+        tensors[f"{stem}.gate_up_proj"] = torch.stack(both)
+        tensors[f"{stem}.down_proj"] = torch.stack([parts[n, "down"] for n in count])
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    check_folder(folder)
+    return folder
+
+
+@pytest.fixture
+def refused(capfd: pytest.CaptureFixture) -> Callable[..., str]:
+    """Run a command that is refused in one bounded line; returns the whole sentence."""
+
+    def run(*words: object) -> str:
+        capfd.readouterr()
+        assert cli.main([*map(str, words)]) == (1 if words[0] == "check" else 2)
+        _, err = capfd.readouterr()
+        assert err.count("\n") == 1 and len(err) <= 600
+        kept = re.search(r"the whole is in (\S+)\)$", err.strip())
+        return Path(kept[1]).read_text() if kept else err
+
+    return run
+
+
+def advised(said: str, target: Path) -> list[str]:
+    """The words of the command that a sentence advises."""
+    (command,) = re.findall(r"`attnres-serve (.+?)`", said)
+    return [str(target) if word == "DST" else word for word in shlex.split(command)]
+
+
+# What is written, how its names change, and what the sentence says of it: a pattern that is
+# missing, one that is there, and renames.
+CASES: dict[str, tuple[Callable[[Path], Any], Table, tuple[str, str], tuple[str, ...]]] = {
+    "llama": (
+        lambda f: write_house(f, layers=3, block_size=2),
+        META,
+        (
+            "lacks model.layers.N.self_attn.q_proj.weight (N from 0 to 2) (and 39 more)",
+            "layers.N.attention.wq.weight (N from 0 to 2)",
+        ),
+        (
+            "layers.*.attention.wk=model.layers.*.self_attn.k_proj",
+            "layers.*.feed_forward.w3=model.layers.*.mlp.up_proj",
+            "layers.*.ffn_norm=model.layers.*.post_attention_layernorm",
+            "output=lm_head",
+        ),
+    ),
+    "llama and its queries": (
+        lambda f: write_house(f, layers=3, block_size=2),
+        META | QUERIES,
+        ("lacks model.layers.N.self_attn.q_proj.weight", "layers.N.attention.wq.weight"),
+        (
+            "layers.*.attn_key_norm=model.layers.*.self_attention_res_norm",
+            "layers.*.attn_query=model.layers.*.self_attention_res_proj.weight",
+            "layers.*.attention_norm=model.layers.*.input_layernorm",
+            "final_query=model.output_attn_res_proj",
+            "norm=model.norm",
+        ),
+    ),
+    "norms of heads": (
+        lambda f: write_house(f, "qwen3", layers=3, block_size=2),
+        {"q_norm": "query_norm", "k_norm": "key_norm"},
+        (
+            "lacks model.layers.N.self_attn.q_norm.weight (N from 0 to 2) (and 3 more)",
+            "model.layers.N.self_attn.query_norm.weight",
+        ),
+        ("model.layers.*.self_attn.key_norm=model.layers.*.self_attn.k_norm",),
+    ),
+    "key norms of sites": (
+        lambda f: write_house(f, "qwen3", layers=3, block_size=2),
+        {"_res_norm": "_depth_key_norm", "q_norm": "query_norm", "k_norm": "key_norm"},
+        (
+            "lacks model.layers.N.self_attn.q_norm.weight",
+            "model.layers.N.self_attn.query_norm.weight",
+        ),
+        ("model.layers.*.mlp_depth_key_norm=model.layers.*.mlp_res_norm",),
+    ),
+    "queries that are called AttnRes": (
+        lambda f: write_house(f, layers=3, block_size=2),
+        {"self_attention_res_": "attn_attnres_", "mlp_res_": "mlp_attnres_"},
+        (
+            "lacks model.layers.N.self_attention_res_proj.weight",
+            "model.layers.N.attn_attnres_proj.weight",
+        ),
+        ("model.layers.*.mlp_attnres_norm=model.layers.*.mlp_res_norm",),
+    ),
+    "bias": (
+        lambda f: write_house(f, "qwen2", layers=3, block_size=2),
+        {r"self_attn\.([qkv])_proj": r"self_attn.\1"},
+        ("lacks model.layers.N.self_attn.q_proj.", "model.layers.N.self_attn.q."),
+        ("model.layers.*.self_attn.v=model.layers.*.self_attn.v_proj",),
+    ),
+    "mixture": (
+        lambda f: write_house(f, "qwen3_moe", layers=4, block_size=3),
+        EXPERTS,
+        (
+            "lacks model.layers.N.mlp.experts.M.down_proj.weight",
+            "model.layers.N.moe.experts.M.down_proj.weight (N from 0 to 3)",
+        ),
+        (
+            "model.layers.*.moe=model.layers.*.mlp",
+            "model.layers.*.moe.router=model.layers.*.mlp.gate",
+        ),
+    ),
+    "packed mixture": (
+        packed_moe,
+        {r"experts\.gate_up_proj": "experts.w13", r"experts\.down_proj": "experts.w2"},
+        ("lacks model.layers.N.mlp.experts.", "model.layers.N.mlp.experts.w"),
+        ("model.layers.*.mlp.experts.w13=model.layers.*.mlp.experts.gate_up_proj",),
+    ),
+    "fla": (
+        write_fla,
+        {
+            r"attn\.([qkvo])_proj": r"attention.w\1",
+            r"model\.embeddings": "model.wte",
+            "attn_norm": "norm_attn",
+            "mlp_norm": "norm_mlp",
+        },
+        (
+            "lacks model.layers.N.attn.q_proj.weight (N from 0 to 2) (and 16 more)",
+            "model.layers.N.attention.wq.weight",
+        ),
+        ("model.layers.*.norm_mlp=model.layers.*.mlp_norm", "model.wte=model.embeddings"),
+    ),
+    "nanogpt": (
+        write_nanogpt,
+        {
+            "c_attn": "qkv",
+            r"attn\.c_proj": "attn.out",
+            "c_gate": "gate",
+            "c_val": "up",
+            r"mlp\.c_proj": "mlp.down",
+            "ln_1": "ln_attn",
+            "ln_2": "ln_mlp",
+            "attn_res_q1": "attn_query",
+            "attn_res_q2": "mlp_query",
+        },
+        ("lacks transformer.h.N.attn.c_attn.weight", "transformer.h.N.attn.qkv.weight"),
+        (
+            "transformer.h.*.attn.qkv=transformer.h.*.attn.c_attn",
+            "transformer.h.*.mlp_query=transformer.h.*.attn_res_q2",
+        ),
+    ),
+    "delta_attnres": (
+        write_mode,
+        {r"model\.layers": "model.blocks", r"model\.norm": "model.ln_f"},
+        ("lacks model.layers.N.self_attn.q_proj.weight", "model.blocks.N.self_attn.q_proj.weight"),
+        ("model.blocks=model.layers", "model.ln_f=model.norm"),
+    ),
+    "baseline_attnres": (
+        write_baseline,
+        {"pseudo_query": "w", "attnres_mlp_aggregator": "mlp_depth"},
+        ("lacks model.layers.N.attnres_", "model.layers.N."),
+        ("model.layers.*.mlp_depth=model.layers.*.attnres_mlp_aggregator",),
+    ),
+    "alice_ai": (
+        lambda f: write_alice_ai(f, layers=4, per_block=2),
+        {"attn_res_norm_weight": "attn_depth_norm", "a_log_bias": "decay"},
+        ("lacks model.layers.N.linear_attn.a_log_bias", "model.layers.N.linear_attn.decay"),
+        ("model.layers.*.attn_depth_norm=model.layers.*.attn_res_norm_weight",),
+    ),
+    "four norms": (
+        lambda f: write_house(f, "gemma3_text", layers=4, block_size=2),
+        {
+            "input_layernorm": "pre_attn_norm",
+            "post_attention_layernorm": "post_attn_norm",
+            "pre_feedforward_layernorm": "pre_ffn_norm",
+            "post_feedforward_layernorm": "post_ffn_norm",
+        },
+        ("lacks model.layers.N.input_layernorm.weight", "model.layers.N.pre_attn_norm.weight"),
+        ("model.layers.*.pre_ffn_norm=model.layers.*.pre_feedforward_layernorm",),
+    ),
+    "w1, w2 and w3 of the format": (
+        lambda f: write_house(f, "mixtral", layers=4, block_size=2),
+        {
+            "block_sparse_moe": "moe",
+            r"\bw1\b": "gate_proj",
+            r"\bw2\b": "down_proj",
+            r"\bw3\b": "up",
+        },
+        ("lacks model.layers.N.block_sparse_moe.experts.", "model.layers.N.moe.experts.M."),
+        ("model.layers.*.moe.experts.*.up=model.layers.*.block_sparse_moe.experts.*.w3",),
+    ),
+    "layers of two kinds": (
+        lambda f: write_house(f, "deepseek_v3", layers=4, block_size=2),
+        {"self_attn": "attention", "layernorm": "norm", "mlp": "ffn", "lm_head": "head"},
+        ("lacks lm_head.weight", "head.weight"),
+        ("model.layers.*.ffn=model.layers.*.mlp", "head=lm_head"),
+    ),
+    "one": (
+        lambda f: write_house(f, layers=3, block_size=2),
+        {"lm_head": "output"},
+        ("lacks lm_head.weight; ", "output.weight"),
+        ("output=lm_head",),
+    ),
+    "one layer": (
+        lambda f: write_house(f, layers=1, block_size=2),
+        META,
+        ("lacks model.layers.0.self_attn.q_proj.weight (and ", "layers.0.attention.wq.weight"),
+        ("layers.0.attention.wo=model.layers.0.self_attn.o_proj",),
+    ),
+    "numbers in words": (
+        lambda f: write_house(f, layers=3, block_size=2),
+        {r"model\.layers\.": "block"},
+        ("lacks model.layers.N.self_attn.q_proj.weight", "blockN.self_attn.q_proj.weight"),
+        ("block*=model.layers.*",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_advised_renames(case: str, tmp_path: Path, refused: Callable[..., str]) -> None:
+    """All at once, in the format's own names, and the advised command brings every bit back."""
+    write, table, (lack, spare), options = CASES[case]
+    folder, target = tmp_path / "own", tmp_path / "target"
+    write(folder)
+    wanted = rename(folder, table)
+    for command in ("check", "serve"):
+        said = refused(command, folder)
+        assert lack in said and f"the file has {spare}" in said
+        assert "of the same shape, which no format knows: rename it?" in said
+        assert "do not belong together" not in said and "do not tell" not in said
+    words = advised(said, target)
+    assert words[:3] == ["convert", str(folder), str(target)]
+    assert words[3::2] == ["--rename"] * len(words[4::2]) and {*options} <= {*words[4::2]}
+    assert cli.main(words) == 0
+    assert (target / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    found = load_file(target / WEIGHTS)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert check_folder(target).parsed is not None
+    assert cli.main([*words[:2], str(tmp_path / "house"), *words[3:], "--to", "house"]) == 0
+    assert check_folder(tmp_path / "house").translated("house").format == "house"
+
+
+def test_pickles_shards_and_files_beside_them(tmp_path: Path) -> None:
+    folder = write_house(tmp_path / "own", layers=2, block_size=2)
+    wanted = rename(folder, {"lm_head": "output"})
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    assert (
+        cli.main(["convert", str(folder), str(tmp_path / "t"), "--rename", "output=lm_head"]) == 0
+    )
+    assert load_file(tmp_path / "t" / WEIGHTS).keys() == wanted.keys()
+
+
+def test_a_plain_model_that_gets_queries(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """The advised command still asks for them."""
+    folder = write_standard(tmp_path / "own")
+    rename(folder, META)
+    said = refused("convert", folder, tmp_path / "t", "--add-zero-queries", "--block-size", "2")
+    words = advised(said, tmp_path / "t")
+    assert "--add-zero-queries" in words and "output=lm_head" in words
+    assert cli.main(words) == 0
+    assert check_folder(tmp_path / "t").parsed is not None
+
+
+def test_renames_that_were_given_stay_in_the_advice(
+    tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    """Later renames read what earlier ones left, so the advised command is the whole one."""
+    folder = write_house(tmp_path / "own", layers=2, block_size=2)
+    rename(folder, META | {r"^": "actor."})
+    given = ("--to", "house", "--rename", "actor.output=lm_head", "--rename", "actor.*=*")
+    said = refused("convert", folder, tmp_path / "t", *given)
+    words = advised(said, tmp_path / "t")
+    assert words[3:9] == [*given] and len(words) > 9
+    assert cli.main(words) == 0
+
+
+# --- what is not guessed
+
+BLIND: Table = {
+    r"self_attn\.q_proj": "a.one",
+    r"self_attn\.o_proj": "a.two",
+    r"self_attn\.k_proj": "a.three",
+    r"self_attn\.v_proj": "a.four",
+}
+AMBIGUOUS: dict[str, tuple[Table, tuple[str, ...], tuple[str, ...]]] = {
+    "queries and output": (
+        BLIND,
+        ("self_attn.q_proj.weight", "self_attn.o_proj.weight"),
+        ("a.one.weight", "a.two.weight"),
+    ),
+    "gate and up": (
+        {r"mlp\.gate_proj": "mlp.fc1", r"mlp\.up_proj": "mlp.fc2"},
+        ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        ("mlp.fc1.weight", "mlp.fc2.weight"),
+    ),
+    "gate and up by w1 and w2": (
+        {r"mlp\.gate_proj": "ff.w2", r"mlp\.up_proj": "ff.w1", r"mlp\.down_proj": "ff.w3"},
+        ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        ("ff.w1.weight", "ff.w2.weight"),
+    ),
+    "norms by number": (
+        {"input_layernorm": "norm1", "post_attention_layernorm": "norm2"},
+        ("input_layernorm.weight", "post_attention_layernorm.weight"),
+        ("norm1.weight", "norm2.weight"),
+    ),
+    "key norms by number": (
+        {"self_attention_res_norm": "kn.0", "mlp_res_norm": "kn.1"},
+        ("self_attention_res_norm.weight", "mlp_res_norm.weight"),
+        ("kn.0.weight", "kn.1.weight"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_several_of_one_shape_without_likeness(
+    case: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    """They are named as ambiguous, and no rename of them is advised."""
+    table, lacks, spares = AMBIGUOUS[case]
+    folder = write_house(tmp_path / "own", layers=3, block_size=2)
+    rename(folder, table)
+    said = refused("check", folder)
+    facts, advice = said.split("--rename for each")
+    assert "Shape and name do not tell which of " in facts
+    for name in (*lacks, *spares):
+        assert f"model.layers.*.{name}" in facts
+        assert name.removesuffix(".weight") not in advice
+
+
+def test_a_turned_guess_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """Whatever is asked for, the result is checked as any checkpoint."""
+    folder = write_house(tmp_path / "own", layers=2, block_size=2)
+    rename(folder, {r"mlp\.down_proj": "mlp.out"})
+    layers = "model.layers.*"
+    for new, reason in (
+        ("mlp.up_proj", "would both be model.layers.0.mlp.up_proj.weight"),
+        ("mlp.other", f"lacks {layers.replace('*', 'N')}.mlp.down_proj.weight"),
+    ):
+        option = f"{layers}.mlp.out={layers}.{new}"
+        assert reason in refused("convert", folder, tmp_path / "t", "--rename", option)
+    edit(folder, lambda t: t.update({n: v.T for n, v in t.items() if ".mlp.out." in n}))
+    option = f"{layers}.mlp.out={layers}.mlp.down_proj"
+    said = refused("convert", folder, tmp_path / "t", "--rename", option)
+    assert "model.layers.0.mlp.down_proj.weight has the shape" in said
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("output", "expected OLD=NEW"),
+        ("=lm_head", "expected OLD=NEW"),
+        ("output=", "expected OLD=NEW"),
+        ("layers.*=model.layers", "as many * in both"),
+        ("head=lm_head", "'head=lm_head' is about no tensor"),
+        ("outp=lm_head", "begins up to a dot with, outp; it has output."),
+        ("utput.weight=lm_head.weight", "is about no tensor"),
+        ("model.norm=output", "model.norm.weight and output.weight would both be output.weight"),
+        ("model.layers.*=model.layer", "as many * in both"),
+        ("model.*.mlp=model.*.mlp", "is about no tensor"),
+    ],
+)
+def test_renames_that_are_refused(
+    option: str, reason: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    folder = write_house(tmp_path / "own", layers=2, block_size=2)
+    rename(folder, {"lm_head": "output"})
+    said = refused("convert", folder, tmp_path / "t", "--rename", option)
+    assert reason in said
+
+
+# --- what is another configuration, or another function, all the same
+
+
+def test_nothing_of_a_shape_that_is_missing(tmp_path: Path, refused: Callable[..., str]) -> None:
+    folder = write_house(tmp_path / "own", layers=2, block_size=2)
+    rename(folder, {r"mlp\.(\w+)_proj": r"ff.\1"})
+    edit(folder, intermediate_size=40)
+    said = refused("check", folder)
+    assert "lacks model.layers.N.mlp.gate_proj.weight (N from 0 to 1) (and 4 more)" in said
+    assert "model.layers.N.ff." in said and "do not belong together" in said
+
+
+def test_a_tensor_that_fits_nothing(tmp_path: Path, refused: Callable[..., str]) -> None:
+    folder = write_house(tmp_path / "own", layers=2, block_size=2)
+    rename(folder, {"lm_head": "output"})
+    edit(folder, lambda tensors: tensors.update({"value_head.weight": torch.zeros(1, 7)}))
+    assert "value_head.weight fits nothing that is missing" in refused("check", folder)
+
+
+def test_a_tensor_of_another_layer_is_no_guess(tmp_path: Path) -> None:
+    folder = write_house(tmp_path / "own", layers=2, block_size=2)
+    rename(folder, {r"model\.layers\.1\.mlp\.down_proj": "model.layers.0.mlp.extra_down"})
+    with pytest.raises(CheckpointError, match=r"lacks model\.layers\.1\.mlp\.down_proj") as found:
+        check_folder(folder)
+    assert "rename" not in str(found.value)
+
+
+def test_another_function_is_refused_by_its_name(tmp_path: Path) -> None:
+    """A gate has the shape of a key norm."""
+    folder = write_house(tmp_path / "own", layers=2, block_size=2)
+    rename(folder, {"mlp_res_norm": "mlp_attn_res_gate"})
+    with pytest.raises(CheckpointError, match="a gate beside the mix"):
+        check_folder(folder)
+
+
+def test_many_missing_tensors_are_counted(tmp_path: Path) -> None:
+    folder = write_house(tmp_path / "own", layers=3, block_size=2)
+    edit(folder, lambda t: [t.pop(n) for n in [*t] if ".mlp.up_proj" in n])
+    with pytest.raises(CheckpointError, match=r"mlp.up_proj.weight \(in house names\) and 2 more"):
+        check_folder(folder)
+
+
+def test_json_has_the_whole_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = write_house(tmp_path / "own", layers=3, block_size=2)
+    rename(folder, META)
+    assert cli.main(["check", str(folder), "--json"]) == 1
+    reason = json.loads(capsys.readouterr().out)["reason"]
+    assert cli.main(advised(reason, tmp_path / "t")) == 0
+
+
+def test_goldens_keep_their_names(tmp_path: Path) -> None:
+    """A rename of one tensor leaves the function as it was."""
+    assert (
+        cli.main(
+            [
+                *("convert", str(GOLDENS / "nanogpt_block"), str(tmp_path / "a")),
+                *("--rename", "transformer.ln_f=model.norm"),
+            ]
+        )
+        == 0
+    )
+    assert "model.norm.weight" in load_file(tmp_path / "a" / WEIGHTS)
