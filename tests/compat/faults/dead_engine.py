@@ -2,7 +2,9 @@
 
 
 def fault() -> bool:
-    """The sentence is about a stack trace, which a client does not see."""
+    """The sentence is about a stack trace, which a client does not see, and the status is 500."""
+    from vllm.entrypoints.openai.models.serving import create_error_response
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    return "stack trace" in str(EngineDeadError())
+    answer = create_error_response(EngineDeadError()).error
+    return "stack trace" in answer.message or answer.code == 500
