@@ -181,7 +181,8 @@ class Lifecycle:
         dead_engine.end_calls(self._client)
         if self.stopping or openai_app.outlives_engine():
             return
-        host.logger().error("AttnRes: the engine is dead, so the server ends, with status 1.")
+        why = dead_engine.cause() or dead_engine.UNKNOWN
+        host.logger().error("AttnRes: %s, so the server ends, with status 1.", why)
         await asyncio.sleep(FAREWELL)
         self._tell_end()
         server.should_exit = True

@@ -103,4 +103,11 @@ EARLIER = replace(
     first=(0, 28),
     last=(0, 28),
 )
-PATCHES = PATCH, LATER, EARLIER
+END = Patch(  # ``server.lifecycle`` ends the server
+    targets=("vllm.entrypoints.serve.exception_handling.handlers.vllm_error:terminate_if_errored",),
+    make=lambda own: lambda server, engine: None,
+    why="the first request that failed ended the server, and others found nobody",
+    models="every model of our server",
+    first=(0, 28),
+)
+PATCHES = PATCH, LATER, EARLIER, END
