@@ -154,6 +154,8 @@ class Console:
         Returns:
             Whether the log is worth keeping.
         """
+        for stream in self._streams.values():
+            stream.write(b"")  # what a process wrote has ended
         self._write("out", "")  # instead of the phase that ran
         if self.ready:
             return status not in WANTED and self._died(status)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from faults import Watched, find, metrics, until, value
 from hypothesis import HealthCheck, given, settings
 from load import Tally, load, slopes, tree, watched_memory
 from raw_http import half_sent
-from serving import DEMO, OURS, VLLMS, Server, free_port, running, tail
+from serving import DEMO, OURS, ROOT, VLLMS, Server, free_port, running, tail
 from trace_cases import wanted
 
 from attnres_serve.checkpoints.check import describe
@@ -52,6 +53,7 @@ TRACE = {"prompt": [5, 6, 7], "sites": [3]}
 CHOICES = 2  # of a request; with more, a busy server hears later that its client has left
 BUSY = 120  # seconds that a machine full of other tests may need for what takes an idle one a few
 ASKED_FOR = Counter(served=1, cancelled=1)  # what becomes of traces under load
+JSON = str(ROOT / "deploy" / "logging.json")
 LONG = {"prompt": [5, 6, 7], "max_tokens": 1000, "ignore_eos": True}
 
 
@@ -468,10 +470,13 @@ KILLED = [
 
 @pytest.mark.parametrize(("name", "command", "two", "title", "busy"), KILLED)
 def test_a_killed_process_ends_the_server(folder, name, command, two, title, busy):
-    """With a status, within seconds, with nothing left; until then answers and probes say so."""
+    """With a status, within seconds, with nothing left; until then answers and probes say so.
+
+    Whatever is written is one JSON object a line.
+    """
     start = partial(running, command, DEMO, folder / name, *FLAGS, *two, fresh=two is ENGINES)
     with (
-        start(VLLM_PLUGINS="attnres") as server,
+        start(VLLM_PLUGINS="attnres", VLLM_LOGGING_CONFIG_PATH=JSON) as server,
         asked(server) if busy else nullcontext() as load_on_it,
     ):
         watched = Watched(server.process.pid)
@@ -492,10 +497,20 @@ def test_a_killed_process_ends_the_server(folder, name, command, two, title, bus
         assert probes[-1] == [503, 503]
     if told is not None:
         assert len(load_on_it.ends) == 4
-        # Behind it a supervisor that was forked with vLLM in it takes that apart.
-        before, last = tail(server.log, 10**6).rsplit("\nattnres-serve: ", 1)
-        assert "nanobind" not in before
-        check_cause(*load_on_it.ends, *(answer.result() for answer in told), last.splitlines()[0])
+        *before, last = messages(server)
+        assert not any("nanobind" in message for message in before)
+        check_cause(*load_on_it.ends, *(answer.result() for answer in told), last)
+        assert len(before) > 20 and any("POST /v1/messages" in message for message in before)
+
+
+def messages(server: Server) -> list[str]:
+    """Those of the objects that a server wrote, each on a line.
+
+    Behind the last one a supervisor that was forked with vLLM in it takes vLLM apart, and nanobind
+    tells of that.
+    """
+    lines = takewhile(lambda line: not line.startswith("nanobind: "), server.log.open())
+    return [json.loads(line)["message"] for line in lines]
 
 
 def check_cause(*said: str) -> None:
@@ -605,7 +620,8 @@ def test_a_second_sigterm_aborts(folder):
     It aborts in the delay, in which new requests are taken, too.
     """
     flags = (*FLAGS, "--disable-trace", "--drain-delay", "3600")
-    with running(OURS, DEMO, folder / "second", *flags) as server, asked(server):
+    log, form = folder / "second", {"VLLM_LOGGING_CONFIG_PATH": JSON}
+    with running(OURS, DEMO, log, *flags, **form) as server, asked(server):
         refused = server.client.post("/v1/attn_res/trace", json=TRACE)
         assert refused.status_code == 403 and "--disable-trace" in refused.text
         watched = Watched(server.process.pid)
@@ -620,3 +636,4 @@ def test_a_second_sigterm_aborts(folder):
         assert server.process.wait(BUSY) == 128 + signal.SIGTERM
         watched.gone(BUSY)
         print(f"aborted after {time.monotonic() - begin:.1f} s")
+    assert any("a second signal ends them" in message for message in messages(server))
