@@ -116,7 +116,8 @@ class JsonLines:
 
     def _write(self, text: str) -> None:
         record = logging.LogRecord(self._name, LEVELS[self._name], "", 0, text, None, None)
-        self._stream.write(self._formatter.format(record).encode() + b"\n")
+        text = self._formatter.format(record)
+        self._stream.write(text.encode(errors="backslashreplace") + b"\n")
 
 
 def _is_object(line: bytes) -> bool:

@@ -509,8 +509,9 @@ def messages(server: Server) -> list[str]:
     Behind the last one a supervisor that was forked with vLLM in it takes vLLM apart, and nanobind
     tells of that.
     """
-    lines = takewhile(lambda line: not line.startswith("nanobind: "), server.log.open())
-    return [json.loads(line)["message"] for line in lines]
+    lines = server.log.read_text().splitlines()
+    objects = takewhile(lambda line: not line.startswith("nanobind: "), lines)
+    return [json.loads(line)["message"] for line in objects]
 
 
 def check_cause(*said: str) -> None:
