@@ -37,9 +37,10 @@ def _serve() -> int:
     from attnres_serve.start import failures, quick_exit
 
     gc.disable()  # imports make what lasts, and collections take a fifth of their time
-    with failures.told():
-        status = cli.main()
-    quick_exit.end_now(status)
+    with quick_exit.instead_of_unwinding():
+        with failures.told():
+            status = cli.main()
+        quick_exit.end_now(status)
 
 
 if __name__ == "__main__":

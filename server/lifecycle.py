@@ -25,6 +25,7 @@ from attnres_serve.compat import (
     openai_server,
     requests,
 )
+from attnres_serve.compat.workarounds import dead_engine
 from attnres_serve.compat.workarounds.replacing_calls import why_not_whole
 from attnres_serve.server.bounds.guard import METRICS, PROBES, is_of_page
 from attnres_serve.server.refusal import refuse
@@ -36,6 +37,7 @@ ANSWERED = PROBES | {METRICS}  # to the end, as the page is
 GRACE = 5  # seconds for an engine without work to end, and then for connections to close
 WARM_UP = 120  # seconds for the first request, before the port is opened without its answer
 AGAIN = 1.0  # seconds before a signal is a second one; launchers repeat the first at once
+LOOK = 0.5  # seconds between two looks at an engine, whether it is dead
 FAREWELL = 1.0  # seconds in which the requests of a dead engine are told, and so are probes
 
 router = APIRouter(tags=["Attention Residuals"])
@@ -102,7 +104,11 @@ class Lifecycle:
         """Why no request should be sent here, in one sentence; None if it may."""
         if self.stopping:
             return "The server is stopping."
-        return "The engine is dead." if self._client.errored else self._cold or self.not_whole()
+        return "The engine is dead." if self.is_dead() else self._cold or self.not_whole()
+
+    def is_dead(self) -> bool:
+        """Whether the engine has ended by itself."""
+        return self._client is not None and self._client.errored
 
     def not_whole(self) -> str | None:
         """Why the engine serves nothing after an update that failed half-way, in one sentence."""
@@ -129,6 +135,7 @@ class Lifecycle:
             self._wait_while(lambda: True, end)
             self.refusing = True
         self._wait_while(lambda: self.running > 0, time.monotonic() + timeout)
+        self._tell_end()
         return 0 if self.running else GRACE
 
     def _wait_while(self, condition: Callable[[], bool], end: float) -> None:
@@ -165,17 +172,25 @@ class Lifecycle:
     async def _end_when_dead(self) -> None:
         """Do what vLLM's watchdog does, sooner; the exit status is ``openai_app.on_shutdown``'s."""
         while (server := getattr(self._state, "server", None)) is None:
-            await asyncio.sleep(requests.LOOK)
+            await asyncio.sleep(LOOK)
         server.config.timeout_graceful_shutdown = GRACE  # a client may never read its answer
         while not self._client.errored:
-            await asyncio.sleep(requests.LOOK)
+            await asyncio.sleep(LOOK)
             if not self.stopping:
                 self._look_beside()
+        dead_engine.end_calls(self._client)
         if self.stopping or openai_app.outlives_engine():
             return
-        host.logger().error("AttnRes: the engine is dead, so the server ends, with status 1.")
+        why = dead_engine.cause() or dead_engine.UNKNOWN
+        host.logger().error("AttnRes: %s, so the server ends, with status 1.", why)
         await asyncio.sleep(FAREWELL)
+        self._tell_end()
         server.should_exit = True
+
+    def _tell_end(self) -> None:
+        """Tell whoever shows this server why its engine has ended, if it has."""
+        if self._client.errored and (cause := dead_engine.cause()):
+            events.tell("dead", reason=cause)
 
 
 def is_answered(path: str) -> bool:
@@ -216,11 +231,15 @@ class Gate:
         return scope["method"] == "POST" and (path == "/resume" or path not in weights.ROUTES)
 
     def _last_of_connection(self, send: Send) -> Send:
-        """A ``send`` that has clients connect anew once the server stops, to another server."""
+        """A ``send`` that has clients connect anew once the server ends, to another server."""
 
         async def send_last(message: Message) -> None:
-            if self.lifecycle.stopping and message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["connection"] = "close"
+            if message["type"] == "http.response.start":
+                headers, is_dead = MutableHeaders(scope=message), self.lifecycle.is_dead()
+                if self.lifecycle.stopping or is_dead:
+                    headers["connection"] = "close"
+                if is_dead and message["status"] == dead_engine.STATUS:
+                    headers["retry-after"] = str(GRACE)
             await send(message)
 
         return send_last

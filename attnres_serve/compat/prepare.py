@@ -19,6 +19,7 @@ from attnres_serve.compat.workarounds import (
     inductor,
     long_refusals,
     malloc,
+    messages_errors,
     mla_backend,
     mla_context,
     model_names,
@@ -132,18 +133,19 @@ def worker(vllm_config) -> None:
 def routes() -> None:
     """Called where a server's routes are made, before adapters are loaded (idempotent)."""
     adapter_refusals.PATCH.apply()
-    dead_engine.PATCH.apply()
-    for patch in long_refusals.PATCHES:
+    for patch in (*dead_engine.PATCHES, *long_refusals.PATCHES):
         patch.apply()
     model_names.PATCH.apply()
     grammar_refusals.PATCH.apply()
     responses_errors.PATCH.apply()
+    messages_errors.PATCH.apply()
     penalties.PATCH.apply()
     prompt_logprobs.PATCH.apply()
 
 
 def server(client) -> None:
     """Called when a server's engine runs, with vLLM's engine client."""
+    dead_engine.watch(client)
     ids_without_row.refuse_ids_without_row(client)
     ids_without_row.name_the_field(client)
     worker_limits.refuse_beyond_workers(client)

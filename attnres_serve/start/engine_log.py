@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.start.events import VARIABLE
+from attnres_serve.start import events, record
+from attnres_serve.start.ends import how_it_ended
 
 ROOM = 300  # characters of a library's words in a sentence
 # What vLLM says in the place of a reason that another process has.
@@ -43,6 +44,7 @@ class EngineLog:
         os.mkfifo(self._events, 0o600)
         # Opened for writing as well, or each process that has told something would end it.
         self.pipe = os.open(self._events, os.O_RDWR | os.O_NONBLOCK)
+        self._record, self._path_of_record = record.make()
         self._rest = b""
         # What processes told last, in this order.
         self._failed: dict[int, dict[str, Any]] = {}
@@ -52,17 +54,17 @@ class EngineLog:
     @property
     def variables(self) -> dict[str, str]:
         """Variables of the environment of a process that tells its events here."""
-        return {VARIABLE: str(self._events)}
+        return {events.VARIABLE: str(self._events), record.VARIABLE: self._path_of_record}
 
     @contextmanager
     def heard(self) -> Iterator[None]:
         """Have this process, and those that it starts in the context, tell their events here."""
-        before = os.environ.get(VARIABLE, "")
+        before = {name: os.environ.get(name, "") for name in self.variables}
         os.environ.update(self.variables)
         try:
             yield
         finally:
-            os.environ[VARIABLE] = before
+            os.environ.update(before)
 
     def write(self, data: bytes) -> None:
         """Append to the file; what a full disk has no room for is lost."""
@@ -132,15 +134,10 @@ class EngineLog:
         """Hear no more events, and remove the file unless it is kept."""
         os.close(self.file)
         os.close(self.pipe)
+        os.close(self._record)
         self._events.unlink(missing_ok=True)
         if not self.is_kept:
             self.path.unlink(missing_ok=True)
-
-
-def how_it_ended(status: int) -> str:
-    """What an exit status says, as the end of a sentence: a signal, or the status itself."""
-    number = status - 128 if status > 128 else -status
-    return f"was killed by signal {number}" if number > 0 else f"ended with status {status}"
 
 
 def last_line(log: bytes) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.start import engine_log, events
+from attnres_serve.start import ends, engine_log, events, record
 
 
 def reason_of(error: BaseException) -> str:
@@ -27,7 +27,7 @@ def reason_of(error: BaseException) -> str:
         is_own = child._parent_pid == os.getpid() and not child._closed
         number = -(child.exitcode or 0) if is_own else 0
         if number > 0 and number != signal.SIGTERM:  # which vLLM sends the others
-            killed = f"{child.name} was killed by signal {number}"
+            killed = f"{child.name} {ends.how_it_ended(-number)}"
             return killed if engine_log.refers(said) else f"{killed}, and then {said}"
     return said
 
@@ -38,8 +38,10 @@ def is_ours(error: BaseException) -> bool:
 
 
 def tell(error: BaseException) -> None:
-    """Tell whoever listens what ended this process."""
-    events.tell("failed", reason=reason_of(error), ours=is_ours(error))
+    """Tell whoever listens, and whoever asks later, what ended this process."""
+    reason = reason_of(error)
+    record.write(reason)
+    events.tell("failed", reason=reason, ours=is_ours(error))
 
 
 @contextmanager
@@ -67,4 +69,5 @@ _TELLER = _Teller(logging.ERROR)
 def tell_logged() -> None:
     """Tell every exception that vLLM logs as an error in this process (idempotent)."""
     events.hold()
+    record.hold()
     logging.getLogger("vllm").addHandler(_TELLER)

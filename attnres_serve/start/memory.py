@@ -4,15 +4,40 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 SYSTEM = Path("/sys/fs/cgroup")
 GROUPS = Path("/proc/self/cgroup")
 NODES = Path("/sys/devices/system/node")
-# Of each version of control groups: where they are, the files of the limit and of the use, and the
-# part of the use that the kernel takes back when memory is short (files that were read).
+
+
+class _Version(NamedTuple):
+    """A version of control groups.
+
+    Attributes:
+        folder: where they are.
+        limit, used: the files of these sizes.
+        reclaimed: the part of the use that the kernel takes back when memory is short (files that
+            were read).
+        events: the file that counts OOM kills.
+    """
+
+    folder: str
+    limit: str
+    used: str
+    reclaimed: str
+    events: str
+
+
 _VERSIONS = {
-    "": ("", "memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    "": _Version("", "memory.max", "memory.current", "inactive_file", "memory.events"),
+    "memory": _Version(
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+        "memory.oom_control",
+    ),
 }
 
 
@@ -39,24 +64,42 @@ def left_on_a_node() -> int:
     return min([*found, left()])
 
 
+def oom_kills() -> int | None:
+    """Processes of this control group that the kernel killed because memory was short.
+
+    It counts them here for whatever limit they were killed.  None if no group counts them.
+    """
+    for version, top, here in _groups():
+        counts = (here if here.is_dir() else top) / version.events
+        if counts.is_file():
+            return _counted(counts, "oom_kill")
+    return None
+
+
 def _left_in_groups() -> Iterator[int]:
     """What each group that this process is in may still take; nothing of a group without limit."""
+    for version, top, here in _groups():
+        for group in {top, here, *here.parents}:
+            if group == top or top in group.parents:
+                with suppress(OSError, ValueError):  # no limit: no such file, or "max"
+                    sizes = (group / name for name in (version.limit, version.used))
+                    most, taken = (int(size.read_text()) for size in sizes)
+                    yield most - taken + _counted(group / "memory.stat", version.reclaimed)
+
+
+def _groups() -> Iterator[tuple[_Version, Path, Path]]:
+    """The folders of the top group and of the one that this process is in, for each version.
+
+    A container may see its own group as the top, whatever its path is called.
+    """
     try:
         groups = [line.split(":", 2) for line in GROUPS.read_text().splitlines()]
     except OSError:
         return
     for _, controllers, path in groups:
-        for version in {*controllers.split(",")} & {*_VERSIONS}:
-            folder, limit, used, reclaimed = _VERSIONS[version]
-            top = SYSTEM / folder
-            # A container may see its own group as the top, whatever its path is called.
-            here = Path(os.path.normpath(f"{top}/{path}"))
-            for group in {top, here, *here.parents}:
-                if group == top or top in group.parents:
-                    with suppress(OSError, ValueError):  # no limit: no such file, or "max"
-                        sizes = (group / name for name in (limit, used))
-                        most, taken = (int(size.read_text()) for size in sizes)
-                        yield most - taken + _counted(group / "memory.stat", reclaimed)
+        for name in {*controllers.split(",")} & {*_VERSIONS}:
+            top = SYSTEM / _VERSIONS[name].folder
+            yield _VERSIONS[name], top, Path(os.path.normpath(f"{top}/{path}"))
 
 
 def _counted(statistics: Path, name: str) -> int:

@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import util
 from multiprocessing.context import SpawnProcess
 from typing import NoReturn
@@ -36,6 +38,24 @@ def _end_orderly() -> None:
     if error is None or (isinstance(error, SystemExit) and isinstance(code, int)):
         wait_for_threads(code)
         end_now(code)
+
+
+@contextmanager
+def instead_of_unwinding() -> Iterator[None]:
+    """Have an exception that leaves the context, or an exit, end this process by ``end_now``.
+
+    An exit through the interpreter's end would have nanobind list what a dead engine left, in 30
+    lines.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if error.code is not None and not isinstance(error.code, int):
+            raise  # Python shows it
+        end_now(error.code or 0)
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        end_now(1)
 
 
 def wait_for_threads(status: int) -> None:

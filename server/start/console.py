@@ -7,11 +7,13 @@ from typing import Any, Protocol
 
 from attnres_serve import sentences
 from attnres_serve.start import events
-from attnres_serve.start.engine_log import EngineLog, how_it_ended
+from attnres_serve.start.ends import how_it_ended
+from attnres_serve.start.engine_log import EngineLog
 from attnres_serve.start.events import PHASES
 
 NAMES = list(PHASES)
 ENDS = ("loaded", "ready")  # of a start: of a node's without an address, and of a server's
+WANTED = (0, 128 + SIGINT, 128 + SIGTERM)  # how a server ends that was asked to
 
 
 class Stream(Protocol):
@@ -56,6 +58,7 @@ class Console:
         self._checked = False
         self._headless = False  # has no address, and answers other nodes
         self._refused = False
+        self._dead: str | None = None  # why the engine ended
         self._phase = 0
         self._model = ""
         self._warned: set[str] = set()
@@ -75,6 +78,8 @@ class Console:
     def event(self, event: dict[str, Any]) -> None:
         """Take an event of the start; the second of a kind, another worker's, is nothing new."""
         name = event["event"]
+        if name == "dead":
+            self._dead = self._dead or event["reason"]
         if self.ready:
             return
         if name == "model":
@@ -142,11 +147,11 @@ class Console:
         Returns:
             Whether the log is worth keeping.
         """
+        for stream in self._streams.values():
+            stream.write(b"")  # what a process wrote has ended
         self._write("out", "")  # instead of the phase that ran
         if self.ready:
-            if status > 128 and status not in (128 + SIGINT, 128 + SIGTERM):
-                self.say(f"the server {how_it_ended(status)}.")
-            return False
+            return status not in WANTED and self._died(status)
         # A mistake was told in one sentence; others ask for something else than to serve.
         if self._refused or (not self._checked and not self._log.reason and status in (0, 1, 2)):
             return False
@@ -158,6 +163,17 @@ class Console:
             sentence = sentences.between(begin, reason, f"; its log is {self._log.path}.")
         self.say(sentence)
         events.tell("failed", reason=sentence.removeprefix(begin).rstrip("."))
+        return keep
+
+    def _died(self, status: int) -> bool:
+        """Show why a server that was ready has ended; returns whether the log is worth keeping."""
+        keep = not self._verbose and bool(self._log.content)
+        told = self._dead or (self._log.reason if status < 128 else None)
+        why = f"has ended: {told}" if told else how_it_ended(status)
+        end = f"; the log of its start is {self._log.path}." if keep else "."
+        sentence = sentences.between("the server ", why, end)
+        self.say(sentence)
+        events.tell("failed", reason=sentence.rstrip("."))
         return keep
 
     def _show_log(self) -> None:

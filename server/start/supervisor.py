@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from attnres_serve.server.start import address, streams
+from attnres_serve.server.start import address, json_lines, streams
 from attnres_serve.server.start.console import ENDS, Console
 from attnres_serve.server.start.levels import COLOUR, wants_log
 from attnres_serve.start.child import bind_to, end_session, members
@@ -44,11 +44,12 @@ def supervise(arguments: list[str], run: Callable[[], int]) -> int:
     try:
         log = EngineLog("serve")
     except OSError as error:
-        print(
+        _, err = json_lines.where_asked(arguments, *streams.writers())
+        err.write(
             f"attnres-serve: no temporary file can be made ({error}); let TMPDIR name a folder "
-            "for them.",
-            file=sys.stderr,
+            "for them.\n"
         )
+        err.close()
         return 2
     heard, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -66,7 +67,7 @@ def supervise(arguments: list[str], run: Callable[[], int]) -> int:
     for _, write in {*pipes.values()}:
         os.close(write)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    out, err = streams.writers()
+    out, err = json_lines.where_asked(arguments, *streams.writers())
     console = Console(out, err, log, verbose)
     ends = {read: name for name, (read, _) in pipes.items()}
     try:

@@ -59,6 +59,7 @@ from attnres_serve.compat.workarounds import malloc
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.resolve import resolve
+from attnres_serve.start.ends import how_it_ended
 
 PREFILL, DECODE = Cell("prefill", 1, 128, 0), Cell("decode", 8, 64, 18)
 
@@ -240,7 +241,7 @@ WRITES = "import sys; sys.stderr.write({!r})"
         (WRITES.format("no error\nThe system says no.\n"), "it wrote: The system says no); "),
         (WRITES.format("ValueError:" + "x" * 400), f"it wrote: ValueError:{'x' * 289}); "),
         ("", "ended (it ended with status 0); "),
-        ("import os; os.kill(os.getpid(), 9)", "ended (it was killed by signal 9); "),
+        ("import os; os.kill(os.getpid(), 9)", f"ended (it {how_it_ended(-9)}); "),
         (TELLS, "ended (ValueError: no room); "),
     ],
     ids=["last-line", "long", "silent", "killed", "told"],

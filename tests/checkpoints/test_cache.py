@@ -251,6 +251,26 @@ def test_no_limit(groups) -> None:
     assert memory.left() == 1000
 
 
+@pytest.mark.parametrize(
+    ("mine", "place", "file", "is_counted"),
+    [
+        ("0::/a", "a", "memory__events", True),
+        ("0::/", "", "memory__events", True),
+        ("0::/../../a", "", "memory__events", True),  # a container's own group is its top
+        ("4:memory:/a", "memory/a", "memory__oom_control", True),
+        ("4:memory:/host/a", "memory", "memory__oom_control", True),
+        ("0::/a/b", "a", "memory__events", False),  # of others in the group above, too
+        ("4:cpu:/a", "a", "memory__events", False),
+    ],
+)
+def test_kills_for_want_of_memory(groups, mine, place, file, is_counted) -> None:
+    (groups.parent / "mine").write_text(f"{mine}\n")
+    (groups / "a" / "b").mkdir(parents=True)
+    assert memory.oom_kills() is None
+    write(groups / place, **{file: "oom 5\noom_kill_disable 0\noom_kill 3\noom_group_kill 1"})
+    assert memory.oom_kills() == (3 if is_counted else None)
+
+
 @pytest.mark.parametrize("path", ["/", "/a", "/a/b", "/../../a/b"])
 def test_limits_of_every_group_above_count(groups, path) -> None:
     """Of a container, which may see its own group as the top, and of a service inside a slice."""

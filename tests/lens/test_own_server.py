@@ -18,6 +18,7 @@ from attnres_serve.errors import SettingError
 from attnres_serve.lens import ask, own_server
 from attnres_serve.server import launcher
 from attnres_serve.start import events
+from attnres_serve.start.ends import how_it_ended
 
 # Instead of the package: what `python -m attnres_serve serve CHECKPOINT` does is told by its name.
 STAND_IN = """
@@ -231,7 +232,7 @@ def test_what_it_refuses_is_its_sentence(stand_in):
     ("name", "reason"),
     [
         ("is silent", "it ended with status 3."),
-        ("is killed", "it was killed by signal 9."),
+        ("is killed", f"it {how_it_ended(-9)}."),
         ("writes", "it ended with status 2 after it wrote: attnres-serve: error: no such word."),
     ],
 )

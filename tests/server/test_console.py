@@ -25,6 +25,7 @@ from attnres_serve.server.start import address, example, preload
 from attnres_serve.server.start.console import Console
 from attnres_serve.server.start.levels import wants_log
 from attnres_serve.start import events, failures
+from attnres_serve.start.ends import how_it_ended
 from attnres_serve.start.engine_log import EngineLog
 
 URL = "http://127.0.0.1:8000"
@@ -235,7 +236,7 @@ def test_facts_of_a_start_come_one_after_the_other(log):
     ("status", "how"),
     [
         (0, "ended with status 0"),
-        (143, "was killed by signal 15"),
+        (143, "was ended by signal 15 (SIGTERM)"),
         (1, "ended with status 1"),
     ],
 )
@@ -253,7 +254,7 @@ def test_an_end_before_the_checks_is_told_too(log):
     shown = Shown(log)
     assert not shown.console.ended(128 + signal.SIGILL)
     assert shown.new() == [
-        "attnres-serve: the server could not be started: it was killed by signal 4."
+        "attnres-serve: the server could not be started: it was ended by signal 4 (SIGILL)."
     ]
     for status in (0, 2):  # --version, and a parser's own words
         assert not shown.console.ended(status)
@@ -270,15 +271,41 @@ def test_a_refusal_stands_alone(log):
     assert shown.new() == ["attnres-serve: found --grpc; leave it out."]
 
 
-def test_the_end_of_a_ready_server_is_told_where_a_signal_caused_it(log):
+ENGINE = "the engine was ended by signal 9 (SIGKILL)"
+
+
+@pytest.mark.parametrize(
+    ("status", "dead", "failed", "said"),
+    [
+        (0, None, None, None),
+        (128 + signal.SIGINT, None, None, None),
+        (128 + signal.SIGTERM, ENGINE, "KeyError: 1", None),
+        (128 + signal.SIGABRT, None, "KeyError: 1", "was ended by signal 6 (SIGABRT)"),
+        (1, None, None, "ended with status 1"),
+        (1, None, "KeyError: 1", "has ended: KeyError: 1"),
+        (1, ENGINE, "KeyError: 1", f"has ended: {ENGINE}"),
+        (128 + signal.SIGABRT, ENGINE, None, f"has ended: {ENGINE}"),
+    ],
+)
+@pytest.mark.parametrize("wrote", [False, True])
+def test_the_end_of_a_ready_server_is_told_where_nobody_asked_for_it(
+    log, status, dead, failed, said, wrote
+):
+    """In the last line, with the log of its start if there is one, which stays."""
     shown = Shown(log)
-    shown.start()
+    shown.checked()
+    shown.console.written(b"Traceback\n" * wrote, "err")
+    shown.event("ready", **READY)
     shown.new()
-    for status in (0, 1, 128 + signal.SIGINT, 128 + signal.SIGTERM):
-        assert not shown.console.ended(status)
-    assert shown.new() == []
-    assert not shown.console.ended(128 + signal.SIGABRT)
-    assert shown.new() == ["attnres-serve: the server was killed by signal 6."]
+    if dead:
+        shown.event("dead", reason=dead)
+        shown.event("dead", reason="what another server knew of it")
+    if failed:
+        os.write(log.pipe, json.dumps({"event": "failed", "pid": 1, "reason": failed}).encode())
+        os.write(log.pipe, b"\n")
+    assert shown.console.ended(status) == (wrote and said is not None)
+    end = f"; the log of its start is {log.path}" if wrote else ""
+    assert shown.new() == ([f"attnres-serve: the server {said}{end}."] if said else [])
 
 
 def test_a_node_without_an_address_is_ready_when_it_has_loaded(log):
@@ -413,8 +440,14 @@ def test_a_file_stays_only_behind_a_failed_start(tmp_path, script, left):
         ("events.tell('refused', reason='No.'); sys.exit(2)", "No.", None),
         ("events.tell('failed', reason='no room'); sys.exit(1)", None, "no room"),
         (CHECKED + "events.tell('failed', reason='no room'); sys.exit(1)", None, "no room{log}"),
-        (CHECKED + "os.kill(os.getpid(), 9)", None, "it was killed by signal 9{log}"),
+        (CHECKED + "os.kill(os.getpid(), 9)", None, f"it {how_it_ended(-9)}{{log}}"),
         (CHECKED + f"events.tell('ready', **{READY})", None, None),
+        (
+            CHECKED + f"events.tell('ready', **{READY}); events.tell('dead', reason='gone'); "
+            "sys.exit(1)",
+            None,
+            "the server has ended: gone",
+        ),
         ("sys.exit(2)", None, None),  # it shows something else than a server
     ],
 )

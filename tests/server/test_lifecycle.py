@@ -17,12 +17,12 @@ from starlette.testclient import TestClient
 
 pytest.importorskip("vllm")
 
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import coordinator
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from attnres_serve.compat import requests
-from attnres_serve.compat.workarounds import orphans
+from attnres_serve.compat.workarounds import dead_engine, orphans
 from attnres_serve.server import lifecycle, metrics
 from attnres_serve.server.request_ids import RequestIds
 
@@ -326,13 +326,61 @@ def test_a_dead_engine_ends_the_server_with_a_status(monkeypatch):
     asyncio.run(main())
 
 
+def test_a_dead_engine_ends_calls_of_its_methods(monkeypatch):
+    """vLLM fails its requests alone, and lets a trace, say, wait for ever."""
+    monkeypatch.setattr(lifecycle, "LOOK", 0.01)
+    started = Started()
+
+    async def main() -> None:
+        calls = {number: asyncio.get_running_loop().create_future() for number in range(3)}
+        calls[0].set_result("answered")
+        started.client.engine_core = SimpleNamespace(utility_results=calls)
+        await started.begin()
+        await asyncio.sleep(0.1)
+        assert not calls[1].done()
+        started.client.errored = True
+        await within(5, lambda: all(call.done() for call in calls.values()))
+        assert calls[0].result() == "answered"
+        assert all(isinstance(calls[n].exception(), EngineDeadError) for n in (1, 2))
+
+    asyncio.run(main())
+
+
+def test_a_request_of_a_dead_engine_may_be_repeated_elsewhere():
+    """503 with Retry-After, on a connection that ends; other errors stay what they are."""
+    started = Started()
+    for patch in dead_engine.PATCHES:
+        patch.apply()
+    state = started.app.state
+    state.args = SimpleNamespace(log_error_stack=False)
+    state.server, state.engine_client = started.state.server, started.client
+    started.client.is_running = True
+    init_exception_handler(started.app)
+    errors = {"dead": EngineDeadError(), "wrong": ValueError("wrong")}
+
+    @started.app.get("/raise/{name}")
+    async def refuse(name: str) -> None:
+        raise errors[name]
+
+    asyncio.run(started.begin())
+    assert started.http.get("/raise/wrong").status_code == 400
+    started.client.errored = True
+    answer = started.http.get("/raise/dead")
+    assert answer.status_code == answer.json()["error"]["code"] == 503
+    assert answer.json()["error"]["message"] == dead_engine.sentence()
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.headers["connection"] == "close"
+    answer = started.http.get("/raise/wrong")
+    assert answer.status_code == 400 and "retry-after" not in answer.headers
+
+
 @pytest.mark.parametrize("end", ["killed", "reaped", "stopping", "killed before a stop"])
 def test_a_server_sees_the_end_of_an_engine_that_runs_beside_it(end, monkeypatch):
     """A launcher of several servers would see it alone; in a stop it is no news.
 
     The launcher stops its servers then, perhaps before they have looked.
     """
-    monkeypatch.setattr(requests, "LOOK", 60 if end == "killed before a stop" else 0.01)
+    monkeypatch.setattr(lifecycle, "LOOK", 60 if end == "killed before a stop" else 0.01)
     monkeypatch.setattr(os, "getppid", os.getpid)
     words = ["EngineCore_DP1", "-c", "import time; time.sleep(60)"]
     started, queue = Started(), asyncio.Queue()
@@ -364,7 +412,7 @@ def test_a_server_sees_the_end_of_an_engine_that_runs_beside_it(end, monkeypatch
 def test_the_server_outlives_its_engine_where_vllm_is_told_so(monkeypatch):
     monkeypatch.setenv("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
     monkeypatch.setattr(lifecycle, "FAREWELL", 0.0)
-    monkeypatch.setattr(requests, "LOOK", 0.01)
+    monkeypatch.setattr(lifecycle, "LOOK", 0.01)
     started = Started()
 
     async def main() -> None:

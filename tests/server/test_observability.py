@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -54,13 +55,22 @@ def test_the_start_is_a_trace(server, collector):
     assert wait_for(lambda: names <= {span.name for _, span in collector[1]})
 
 
-def test_the_log_is_json(server):
-    lines = server.log.read_text().splitlines()
-    said = [json.loads(line) for line in lines if line.startswith("{")]
-    assert {"vllm.attnres_serve", "uvicorn.access"} <= {line["name"] for line in said}
-    assert all({"asctime", "levelname", "process", "message"} <= set(line) for line in said)
-    # What is no JSON comes from libraries that do not log.
-    assert not [line for line in lines if re.match(r"(\(.*\) )?(INFO|WARNING|ERROR)\b", line)]
+def test_every_line_of_the_log_is_json(server):
+    """Of the start, of requests and refusals, of libraries that know no logger."""
+    assert server.client.post("/v1/completions", content=b"{").status_code == 400
+    said = [json.loads(line) for line in server.log.read_text().splitlines()]
+    assert {"vllm.attnres_serve", "uvicorn.access", "stdout"} <= {line["name"] for line in said}
+    for line in said:
+        assert {"asctime", "levelname", "process", "message"} <= set(line)
+        assert time_of(line).utcoffset() == timedelta(0)
+    messages = "\n".join(line["message"] for line in said)
+    assert "import vLLM" in messages and "Ready after" in messages
+
+
+def time_of(line: dict[str, Any]) -> datetime:
+    """The time of a line, which has to be one of RFC 3339."""
+    assert re.fullmatch(r"[\d-]{10}T[\d:]{8}(\.\d+)?\+00:00", line["asctime"]), line
+    return datetime.fromisoformat(line["asctime"])
 
 
 def test_access_lines_have_the_tokens_of_the_usage(server):
@@ -85,8 +95,8 @@ def test_access_lines_have_the_tokens_of_the_usage(server):
 
 def lines_of(server: Server, name: str) -> list[dict]:
     """The access lines of a request."""
-    lines = [line for line in server.log.read_text().splitlines() if line.startswith("{")]
-    said = [line for line in map(json.loads, lines) if line["name"] == "uvicorn.access"]
+    lines = map(json.loads, server.log.read_text().splitlines())
+    said = [line for line in lines if line["name"] == "uvicorn.access"]
     assert all("request_id" in line and line["path"] != "/health" for line in said)
     return [line for line in said if line["request_id"] == name]
 

@@ -9,9 +9,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +24,11 @@ from faults import Watched, find, metrics, until, value
 from hypothesis import HealthCheck, given, settings
 from load import Tally, load, slopes, tree, watched_memory
 from raw_http import half_sent
-from serving import DEMO, OURS, VLLMS, Server, free_port, running, tail
+from serving import DEMO, OURS, ROOT, VLLMS, Server, free_port, running, tail
 from trace_cases import wanted
 
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat.workarounds import dead_engine
 from attnres_serve.server.lifecycle import AGAIN
 from attnres_serve.server.metrics import OUTCOMES
 from attnres_serve.server.start import preload
@@ -53,6 +53,7 @@ TRACE = {"prompt": [5, 6, 7], "sites": [3]}
 CHOICES = 2  # of a request; with more, a busy server hears later that its client has left
 BUSY = 120  # seconds that a machine full of other tests may need for what takes an idle one a few
 ASKED_FOR = Counter(served=1, cancelled=1)  # what becomes of traces under load
+JSON = str(ROOT / "deploy" / "logging.json")
 LONG = {"prompt": [5, 6, 7], "max_tokens": 1000, "ignore_eos": True}
 
 
@@ -469,13 +470,17 @@ KILLED = [
 
 @pytest.mark.parametrize(("name", "command", "two", "title", "busy"), KILLED)
 def test_a_killed_process_ends_the_server(folder, name, command, two, title, busy):
-    """With a status, within seconds, with nothing left; until then answers and probes say so."""
+    """With a status, within seconds, with nothing left; until then answers and probes say so.
+
+    Whatever is written is one JSON object a line.
+    """
     start = partial(running, command, DEMO, folder / name, *FLAGS, *two, fresh=two is ENGINES)
     with (
-        start(VLLM_PLUGINS="attnres") as server,
+        start(VLLM_PLUGINS="attnres", VLLM_LOGGING_CONFIG_PATH=JSON) as server,
         asked(server) if busy else nullcontext() as load_on_it,
     ):
         watched = Watched(server.process.pid)
+        told = wires(server) if busy and command is OURS else None
         find(server.process.pid, title).kill()
         begin = time.monotonic()
         probes = []
@@ -488,11 +493,73 @@ def test_a_killed_process_ends_the_server(folder, name, command, two, title, bus
         print(f"{name}: status {status} after {time.monotonic() - begin:.1f} s")
         assert status == 1, tail(server.log)
         watched.gone(BUSY)
-    if not busy:  # otherwise vLLM ends as soon as a request has failed
+    if not busy or command is OURS:  # otherwise vLLM ends as soon as a request has failed
         assert probes[-1] == [503, 503]
-    elif command is OURS:
+    if told is not None:
         assert len(load_on_it.ends) == 4
-        assert all(dead_engine.SENTENCE in end for end in load_on_it.ends), load_on_it.ends
+        *before, last = messages(server)
+        assert not any("nanobind" in message for message in before)
+        check_cause(*load_on_it.ends, *(answer.result() for answer in told), last)
+        assert len(before) > 20 and any("POST /v1/messages" in message for message in before)
+
+
+def messages(server: Server) -> list[str]:
+    """Those of the objects that a server wrote, each on a line.
+
+    Behind the last one a supervisor that was forked with vLLM in it takes vLLM apart, and nanobind
+    tells of that.
+    """
+    lines = server.log.read_text().splitlines()
+    objects = takewhile(lambda line: not line.startswith("nanobind: "), lines)
+    return [json.loads(line)["message"] for line in objects]
+
+
+def check_cause(*said: str) -> None:
+    """Each names the signal and what often sends it."""
+    for text in said:
+        assert all(fact in text for fact in ("signal 9", "SIGKILL", "OOM")), text
+
+
+CHAT = {"messages": [{"role": "user", "content": "import os"}], "max_tokens": 1000}
+WIRES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {**CHAT, "ignore_eos": True},
+    "/v1/messages": {**CHAT, "model": "demo", "ignore_eos": True},
+    "/v1/responses": {"input": "import os", "max_output_tokens": 1000, "ignore_eos": True},
+    "/v1/attn_res/trace": {**TRACE, "max_tokens": 1000},
+}
+
+
+def wires(server: Server) -> list[Future[str]]:
+    """What long requests of every wire are told in the end, whole answers and streams, by threads.
+
+    They run when this returns.
+    """
+    streams = [path for path in WIRES if "trace" not in path]
+    threads = ThreadPoolExecutor(len(WIRES) + len(streams))
+
+    def ask(path: str, stream: bool) -> str:
+        """The error, in the form that a client of the wire reads."""
+        body = WIRES[path] | ({"stream": True} if stream else {})
+        answer = server.client.post(path, json=body)
+        if not stream:
+            assert answer.status_code == 503, answer.text
+            assert int(answer.headers["retry-after"]) > 0
+            return answer.json()["error"]["message"]
+        events = [line for line in answer.text.splitlines() if line.startswith("data: {")]
+        last = json.loads(events[-1].removeprefix("data: "))
+        assert last.get("type", "error") == "error"
+        error = last.get("error", last)
+        assert f"{error.get('code', 503)}" == "503"
+        return error["message"]
+
+    before = value(metrics(server), "vllm:num_requests_running")
+    told = [threads.submit(ask, path, False) for path in WIRES]
+    told += [threads.submit(ask, path, True) for path in streams]
+    until(
+        lambda: value(metrics(server), "vllm:num_requests_running") >= before + len(told) - 1, BUSY
+    )
+    threads.shutdown(wait=False)
+    return told
 
 
 @pytest.mark.soak
@@ -554,7 +621,8 @@ def test_a_second_sigterm_aborts(folder):
     It aborts in the delay, in which new requests are taken, too.
     """
     flags = (*FLAGS, "--disable-trace", "--drain-delay", "3600")
-    with running(OURS, DEMO, folder / "second", *flags) as server, asked(server):
+    log, form = folder / "second", {"VLLM_LOGGING_CONFIG_PATH": JSON}
+    with running(OURS, DEMO, log, *flags, **form) as server, asked(server):
         refused = server.client.post("/v1/attn_res/trace", json=TRACE)
         assert refused.status_code == 403 and "--disable-trace" in refused.text
         watched = Watched(server.process.pid)
@@ -569,3 +637,4 @@ def test_a_second_sigterm_aborts(folder):
         assert server.process.wait(BUSY) == 128 + signal.SIGTERM
         watched.gone(BUSY)
         print(f"aborted after {time.monotonic() - begin:.1f} s")
+    assert any("a second signal ends them" in message for message in messages(server))

@@ -240,4 +240,4 @@ def test_a_failed_start_says_which_process_was_killed(tmp_path):
         workers[0].kill()
         assert command.process.wait(START_TIMEOUT) == 1
         reason, _ = reason_and_log(command)
-        assert re.match(r"\S+ was killed by signal 9(, and then \w+|$)", reason)
+        assert re.match(r"\S+ was ended by signal 9 .*(, and then \w+|$)", reason)

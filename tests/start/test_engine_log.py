@@ -14,7 +14,8 @@ import pytest
 
 from attnres_serve.compat import host
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.start import engine_log, events, failures
+from attnres_serve.start import engine_log, events, failures, record
+from attnres_serve.start.ends import how_it_ended
 from attnres_serve.start.engine_log import EngineLog
 
 
@@ -22,6 +23,7 @@ from attnres_serve.start.engine_log import EngineLog
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLog]:
     """A log that the processes of a test tell their events."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(record, "_held", {})  # of another log of this process
     log = EngineLog("test")
     with log.heard():
         yield log
@@ -106,6 +108,7 @@ def test_an_exception_that_is_logged_as_an_error_is_told(log, logger):
     except MemoryError:
         logger.exception("WorkerProc failed to start.")
     assert log.reason == "MemoryError: no room"
+    assert record.read() == {os.getpid(): "MemoryError: no room"}
 
 
 def test_our_own_warnings_are_told(log):
@@ -125,7 +128,7 @@ def test_a_child_that_was_killed_is_named(log, number):
     os.kill(child.pid, number)
     child.join()
     said = failures.reason_of(RuntimeError("cancelled"))
-    assert said == f"VllmWorker-0 was killed by signal {number:d}, and then RuntimeError: cancelled"
+    assert said == f"VllmWorker-0 {how_it_ended(-number)}, and then RuntimeError: cancelled"
 
 
 def test_a_child_that_was_killed_is_all_that_is_said_of_it(log):
@@ -134,7 +137,7 @@ def test_a_child_that_was_killed_is_all_that_is_said_of_it(log):
     child.kill()
     child.join()
     failures.tell(Exception("WorkerProc initialization failed. See stack trace for root cause."))
-    assert log.reason == "VllmWorker-1 was killed by signal 9"
+    assert log.reason == f"VllmWorker-1 {how_it_ended(-9)}"
 
 
 def test_children_that_were_stopped_are_not(log):

@@ -1,14 +1,113 @@
-"""What clients are told of a dead engine; vLLM's sentence is about a stack trace above."""
+"""What clients are told of a dead engine; vLLM's sentence is about a stack trace above.
 
+And they get a 503: their requests were right, and another server answers them.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from attnres_serve import sentences
 from attnres_serve.compat.patch import Patch
+from attnres_serve.start import record
+from attnres_serve.start.ends import how_it_ended
+from attnres_serve.start.engine_log import refers
 
-SENTENCE = "The engine is dead; ask another server, or ask again later."
+UNKNOWN = "the engine has ended"
+ADVICE = "; ask another server, or ask again later."
+STATUS, TYPE = 503, "ServiceUnavailableError"
+_client: Any = None  # vLLM's, of the engine that this process asks
+
+
+def watch(client) -> None:
+    """Have the sentence name the end of a client's engine."""
+    global _client
+    _client = client
+
+
+def cause() -> str | None:
+    """Why the engine ended, as the begin of a sentence; None if it runs, or nobody knows.
+
+    A signal comes first: what the engine told before it may be of long ago.
+    """
+    resources = getattr(getattr(_client, "engine_core", None), "resources", None)
+    manager = getattr(resources, "engine_manager", None)
+    engines = getattr(manager, "processes", ())
+    first = getattr(manager, "failed_proc_name", None)  # others are stopped then
+    for engine in sorted(engines, key=lambda one: one.name != first):
+        status = engine.exitcode
+        if status is not None and status < 0:
+            return f"the engine {how_it_ended(status)}"
+        if told := _told(engine.pid):
+            return f"the engine failed: {told}"
+        if status is not None:
+            return f"the engine {how_it_ended(status)}"
+    return None
+
+
+def _told(engine: int) -> str | None:
+    """What ended an engine by its own words, or by those of the worker that it refers to."""
+    told = record.read()
+    reason = told.pop(engine, None)
+    if reason is not None and refers(reason):
+        return next((other for other in reversed(told.values()) if not refers(other)), reason)
+    return reason
+
+
+def sentence() -> str:
+    """What a client is told."""
+    said = cause() or UNKNOWN
+    return sentences.between(said[:1].upper(), said[1:], ADVICE)
+
+
+def end_calls(client) -> None:
+    """Fail what waits for methods of a dead engine; vLLM fails its requests alone.
+
+    To be called in the loop of the client.
+    """
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    calls = getattr(getattr(client, "engine_core", None), "utility_results", {})
+    for call in calls.values():
+        if not call.done():
+            call.set_exception(EngineDeadError())
+
+
+def _unavailable(own: Any) -> Any:
+    """Give the error of a dead engine the status of a server that is not there."""
+
+    def __init__(self, **given: Any) -> None:
+        own(self, **given)
+        if self.error.message.endswith(ADVICE):
+            self.error.code, self.error.type = STATUS, TYPE
+
+    return __init__
 
 
 PATCH = Patch(  # of every answer that there is not, and of the log
     targets=("vllm.v1.engine.exceptions:EngineDeadError.__str__",),
-    make=lambda own: lambda self: SENTENCE,
+    make=lambda own: lambda self: sentence(),
     why="answers named a stack trace above",
     models="every model of our server",
     first=(0, 28),
 )
+LATER = Patch(
+    targets=("vllm.entrypoints.serve.engine.protocol:ErrorResponse.__init__",),
+    make=_unavailable,
+    why="a dead engine was a 500, which clients do not repeat",
+    models="every model of our server",
+    first=(0, 29),
+)
+EARLIER = replace(
+    LATER,
+    targets=("vllm.entrypoints.openai.engine.protocol:ErrorResponse.__init__",),
+    first=(0, 28),
+    last=(0, 28),
+)
+END = Patch(  # ``server.lifecycle`` ends the server
+    targets=("vllm.entrypoints.serve.exception_handling.handlers.vllm_error:terminate_if_errored",),
+    make=lambda own: lambda server, engine: None,
+    why="the first request that failed ended the server, and others found nobody",
+    models="every model of our server",
+    first=(0, 28),
+)
+PATCHES = PATCH, LATER, EARLIER, END

@@ -13,19 +13,22 @@ def _streaming_refusals(own: Any) -> Any:
 
     async def responses_stream_generator(self, *rest, **options):
         from openai.types.responses import ResponseErrorEvent
+        from vllm.entrypoints.openai.models.serving import create_error_response
         from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         count = 0
         try:
             async for event in own(self, *rest, **options):
                 yield event
                 count += 1
-        except VLLMClientError as error:
+        except (VLLMClientError, EngineDeadError) as error:
+            said = create_error_response(error).error
             yield ResponseErrorEvent(
                 type="error",
-                code="400",
-                message=str(error),
-                param=getattr(error, "parameter", None),
+                code=str(said.code),
+                message=said.message,
+                param=said.param,
                 sequence_number=count,
             )
 
@@ -38,7 +41,7 @@ PATCH = Patch(
         ":OpenAIServingResponses.responses_stream_generator",
     ),
     make=_streaming_refusals,
-    why="a refusal cut the connection",
+    why="a refusal, or a dead engine, cut the connection",
     models="every model of our server",
     first=(0, 28),
     report="errors-in-responses",

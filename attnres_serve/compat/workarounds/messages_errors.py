@@ -1,0 +1,45 @@
+"""Errors within a stream of ``/v1/messages``, for which vLLM 0.32 says that a chunk is invalid.
+
+It reads the error of the stream of a chat, from which it makes its events, as a chunk of that.
+"""
+
+import json
+from typing import Any
+
+from attnres_serve.compat.patch import Patch
+
+ERROR = 'data: {"error":'
+
+
+def _with_errors(own: Any) -> Any:
+    """Have such a stream end by Anthropic's event of the type ``error``."""
+
+    async def message_stream_converter(self, generator):
+        error: dict[str, Any] = {}
+
+        async def until_error():
+            async for item in generator:
+                if item.startswith(ERROR):
+                    error.update(json.loads(item.removeprefix("data:"))["error"])
+                    return
+                yield item
+
+        async for event in own(self, until_error()):
+            yield event
+        if error:
+            said = {"type": error["type"], "message": error["message"]}
+            yield f"event: error\ndata: {json.dumps({'type': 'error', 'error': said})}\n\n"
+
+    return message_stream_converter
+
+
+PATCH = Patch(
+    targets=(
+        "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.message_stream_converter",
+    ),
+    make=_with_errors,
+    why="an error in a stream was told as one of validation",
+    models="every model of our server",
+    first=(0, 28),
+    report="errors-in-messages",
+)
