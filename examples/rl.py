@@ -2,7 +2,7 @@
 
     python examples/rl.py
 
-The reward of an answer is the share of its tokens that begin a line.  Every step samples answers
+The reward of an answer is the share of its tokens that begin with a space.  Every step samples answers
 over HTTP, computes their logprobs in torch, compares them with the server's, follows the gradient
 of the reward, and puts the new weights in the place of the server's.  The last line is JSON.
 """
@@ -29,7 +29,7 @@ from attnres_serve.verify import oracle
 DEMO = Path(__file__).resolve().parent / "demo" / "checkpoint"
 FLAGS = ("--enable-weight-updates", "--dtype", "float32", "--enforce-eager")
 URL = "http://127.0.0.1:8017"
-PROMPT, ANSWERS, TOKENS, RATE = "def ", 8, 8, 1e-3
+PROMPT, ANSWERS, TOKENS, RATE = "def ", 8, 8, 3e-4
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def post(url: str, route: str, body: dict[str, Any]) -> Any:
 
 
 def reward(answer: dict[str, Any]) -> float:
-    return sum(token.startswith("\n") for token in answer["logprobs"]["tokens"]) / TOKENS
+    return sum(token.startswith(" ") for token in answer["logprobs"]["tokens"]) / TOKENS
 
 
 def logprobs(model: oracle.Model, answer: dict[str, Any]) -> Tensor:

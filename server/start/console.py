@@ -90,6 +90,7 @@ class Console:
             self._headless = event["headless"]
             self.socket = event["socket"]
             self._write("out", f"{event['title']}\n{self._model}")
+            self._begin_phase(0)
         elif name == "warning" and event["text"] not in self._warned:
             self._warned.add(event["text"])
             self._write("err", f"  warning: {sentences.for_terminal(event['text'])}\n")
@@ -103,12 +104,15 @@ class Console:
             self._be_ready(event)
 
     def _end_phase(self, name: str, event: dict[str, Any]) -> None:
-        now = self._clock()
-        seconds, self._since = now - self._since, now
-        self._phase = min(NAMES.index(name) + 1, len(NAMES) - 1)
         if "how" in event:
             self._write("out", _aligned("computed", event["how"]))
-        self._write("out", f"  {PHASES[name]:<18}{seconds:5.1f} s\n")
+        if name != NAMES[-1]:
+            self._begin_phase(NAMES.index(name) + 1)
+
+    def _begin_phase(self, phase: int) -> None:
+        """Write what begins now, and how many seconds the start has taken so far."""
+        self._phase, self._since = phase, self._clock()
+        self._write("out", f"  {self._since - self._begin:5.1f} s  {PHASES[NAMES[phase]]}\n")
 
     def _be_ready(self, event: dict[str, Any]) -> None:
         self.ready = True
@@ -129,10 +133,10 @@ class Console:
         self._write("out", said)
 
     def tick(self) -> None:
-        """On a terminal, show the phase that runs and its seconds."""
+        """On a terminal, show the seconds of the phase that runs, below its line."""
         if self.is_quiet and self._streams["out"].isatty():
             seconds = self._clock() - self._since
-            self._streams["out"].write(f"\r  {PHASES[NAMES[self._phase]]:<18}{seconds:5.0f} s\r")
+            self._streams["out"].write(f"\r  for {seconds:.0f} s\r")
 
     def say(self, sentence: str) -> None:
         """Show a sentence of the command's own."""

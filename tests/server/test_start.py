@@ -148,10 +148,10 @@ MOMENTS = [
 # what ends the processes of a server.
 MORE_MOMENTS = [
     ("before vLLM is imported", interrupt_group, "", EAGER, QUIET),
-    ("it compiles", interrupt_group, "load the weights", (), QUIET),
+    ("it compiles", interrupt_group, "compile, warm up", (), QUIET),
     ("the model is built", terminate, "Starting to load model", EAGER, LOG),
     ("it compiles", terminate, "Warming up model for the compilation", (), LOG),
-    ("the first request runs", terminate, "compile, warm up", EAGER, QUIET),
+    ("the first request runs", terminate, "first request", EAGER, QUIET),
 ]
 
 
