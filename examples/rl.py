@@ -2,9 +2,10 @@
 
     python examples/rl.py
 
-The reward of an answer is the share of its tokens that begin with a space.  Every step samples answers
-over HTTP, computes their logprobs in torch, compares them with the server's, follows the gradient
-of the reward, and puts the new weights in the place of the server's.  The last line is JSON.
+The reward of an answer is the share of its tokens that begin with a space.  Every step samples
+answers over HTTP, computes their logprobs in torch, compares them with the server's, follows the
+gradient of the reward, and puts the new weights in the place of the server's.  The last line is
+JSON.
 """
 
 import argparse
