@@ -152,6 +152,15 @@ def experts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table([*head, "ratio"], cells)
 
 
+def trainers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for each trainer's class and type: how far its logprobs are from the engine's."""
+    cells = []
+    for row in rows:
+        nats = [f"{row[key]:.1e}" for key in ("mean", "maximum", "kl")]
+        cells.append([row["trainer"], row["dtype"], *nats, f"{100 * row['outside']:g} %"])
+    return table(["trainer", "dtype", "mean", "maximum", "KL", "outside"], cells)
+
+
 MADE = {
     "kernels": sites,
     "latency": ratios,
@@ -161,6 +170,7 @@ MADE = {
     "peers": peers,
     "kernels.cpu_stack": stacks,
     "kernels.experts": experts,
+    "serving.trainers": trainers,
 }
 
 

@@ -145,7 +145,7 @@ def test_variables_are_those_of_another_server(stand_in, monkeypatch):
     """A key of a file would replace the one that it is asked with."""
     monkeypatch.setenv("ATTNRES_API_KEY_FILE", "keys")
     with own_server.running("serves", []):
-        assert given(stand_in)["variables"] == ["ATTNRES_SERVE_EVENTS"]
+        assert given(stand_in)["variables"] == ["ATTNRES_SERVE_EVENTS", "ATTNRES_SERVE_RECORD"]
 
 
 def test_each_phase_is_shown_as_it_begins(stand_in):

@@ -259,7 +259,7 @@ def test_a_mistake_in_a_file(folder, file, line, said) -> None:
             "ATTNRES_API_KEYFILE is set, .*did you mean ATTNRES_API_KEY",
         ),
         ({"ATTNRES_KEY_FILE": "x"}, "did you mean ATTNRES_API_KEY_FILE?"),
-        ({"ATTNRES_SERVE_API_KEY_FILE": "x"}, "did you mean ATTNRES_API_KEY_FILE?"),
+        ({"ATTNRES_SERVER_API_KEY_FILE": "x"}, "did you mean ATTNRES_API_KEY_FILE?"),
         ({"ATTNRES_ATTNRES_BACKEND": "cpp"}, "did you mean ATTNRES_BACKEND?"),
         ({"ATTNRES_PORT": "9000"}, "ATTNRES_PORT is set, and --port is a flag of vLLM's"),
         ({"ATTNRES_API_KEY": "x"}, "and --api-key is a flag of vLLM's, which has no variable"),

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from attnres_serve.compat.flags.flag import SWITCH, Flag
 from attnres_serve.compat.flags.stated import Stated, at
 from attnres_serve.errors import SettingError
-from attnres_serve.start import events
 
 PREFIX = "ATTNRES_"
+OWN = "ATTNRES_SERVE_"  # with which those begin that `serve` sets for its processes
 SWITCHED = {"1": True, "true": True, "0": False, "false": False}
 # What Kubernetes and Docker set for a Service whose name begins like that.
 SERVICE = re.compile(r"(_SERVICE_(HOST|PORT(_\w+)?)|_PORT(_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)?)$")
@@ -40,7 +40,7 @@ def stated(
         if name in known:
             with at(name):
                 found.append(Stated(_words(known[name], value), name))
-        elif name.startswith(PREFIX) and name != events.VARIABLE and not _of_service(name, value):
+        elif name.startswith(PREFIX) and not name.startswith(OWN) and not _of_service(name, value):
             raise SettingError(f"{name} is set, {_advice(name, known, names)}")
     return found
 
