@@ -254,6 +254,8 @@ def test_the_documentation_has_the_figures_on_file(path):
     text = PAGE.read_text()
     found = ["\n".join(lines) for lines in tables.of(json.loads(path.read_text()))]
     assert all(lines in text for lines in found)
+    if path.stem == "cpu-trainers":
+        assert found[0] in (common.ROOT / "docs" / "use" / "rl.md").read_text()
     if path.stem == "cpu-latency-1024x28":
         readme = (common.ROOT / "README.md").read_text()
         for phase in ("prefill", "decode"):
