@@ -28,7 +28,7 @@ class Length:
 
     def told(self) -> dict[str, Any]:
         """Content of a document about the length, and what its intervals are over."""
-        return asdict(self) | {"interval": "over starts" if self.starts > 1 else "over rounds"}
+        return asdict(self) | {"interval": "over starts" if self.starts > 1 else None}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -15,6 +15,7 @@ The last line on stdout is one JSON document; the table goes to stderr.
 import argparse
 import sys
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ from benchmarks.serving.shapes import LLAMAS, LONGEST, QUICK, SHAPES, Shape
 CONTROL = "control"  # the name of a second baseline, whose ratio should be 1
 
 
-def measure(shape: Shape, algorithms: list[str], control: bool, length: Length) -> dict[str, Any]:
-    """Measure one shape: engines, cells, overheads by algorithm and phase."""
+def measure(
+    shape: Shape, algorithms: list[str], control: bool, length: Length, budget: float = inf
+) -> dict[str, Any]:
+    """Measure one shape: engines, cells, overheads by algorithm and phase, and how often."""
     with models(shape) as (folder, twin, parsed):
         ours = is_ours(FAMILIES[parsed.base])
         contenders = [plain(BASELINE, twin, FLAGS, ours)]
@@ -43,12 +46,18 @@ def measure(shape: Shape, algorithms: list[str], control: bool, length: Length) 
         if control:
             contenders.append(plain(CONTROL, twin, FLAGS, ours))
         cells = make_cells(LONGEST, None, BATCHES, STEPS)
-        found = session.run(contenders, cells, length.starts, length.rounds)
+        found = session.run(contenders, cells, length.starts, length.rounds, budget)
     overhead = {
         contender.name: overheads(found.results, contender.name, BASELINE)
         for contender in contenders[1:]
     }
-    return {"shape": asdict(shape), **document.content(found, BASELINE), "overhead": overhead}
+    return {
+        "shape": asdict(shape),
+        "starts": len(found.results),
+        "rounds": found.rounds._asdict(),
+        **document.content(found, BASELINE),
+        "overhead": overhead,
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

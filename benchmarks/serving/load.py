@@ -158,6 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = compare(starts)
     sys.stderr.write("\n".join(tables.load(rows)) + "\n")
     config = {"shape": name, "prompt": PROMPT, "answer": ANSWER, "flags": flags, **length.told()}
+    config["interval"] = config["interval"] or "over rounds"
     publish(
         "serving.load", arguments, options.out, quick=options.quick, config=config, results=rows
     )

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.files import Header
 from attnres_serve.checkpoints.names import expected_parts, tensor_name
 from attnres_serve.checkpoints.write import SafetensorsFile
-from benchmarks.common import add_length, asked_length, publish
+from benchmarks.common import Length, add_length, asked_length, publish
 from benchmarks.published import tables
 from benchmarks.serving import latency
 from benchmarks.serving.load import NAME, OURS, TOKENIZER, serving
@@ -97,7 +97,6 @@ QUICK = replace(
 )
 STARTS = 2  # of the server: one that compiles, one that does not
 PROMPT, ANSWER = 512, 64  # tokens
-TIMES = 5  # requests of each kind, of which the median counts
 
 
 def write(shape: Shape, folder: Path) -> int:
@@ -147,8 +146,8 @@ def most_memory() -> float:
     return found / 2**20
 
 
-def serve(folder: Path, vocabulary: int, scratch: Path) -> list[dict[str, float]]:
-    """What is measured of every start of a server."""
+def serve(folder: Path, vocabulary: int, scratch: Path, times: int) -> list[dict[str, float]]:
+    """What is measured of every start of a server, by so many requests of each kind."""
     os.environ["VLLM_CACHE_ROOT"] = str(scratch / "cache")  # without what was compiled before
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # the server takes what the model needs
     found = []
@@ -157,19 +156,19 @@ def serve(folder: Path, vocabulary: int, scratch: Path) -> list[dict[str, float]
         with serving(OURS, folder, FLAGS[1:]) as url:  # the first has no weights read
             start_s = time.perf_counter() - begin
             short, long = [], []
-            for turn in range(TIMES):
+            for turn in range(times):
                 cell = Cell("prefill", 1, PROMPT, 0)
-                (prompt,) = draw_prompts(vocabulary, cell, number * TIMES + turn)
+                (prompt,) = draw_prompts(vocabulary, cell, number * times + turn)
                 short.append(ask(url, prompt, 1))
                 long.append(ask(url, prompt[::-1], 1 + ANSWER))
             memory = most_memory()
-        prompt_s = sorted(short)[TIMES // 2]
+        prompt_s = sorted(short)[times // 2]
         found.append(
             {
                 "start_s": start_s,
                 "memory_gib": memory,
                 "prompt_tokens_per_s": PROMPT / prompt_s,
-                "answer_tokens_per_s": ANSWER / (sorted(long)[TIMES // 2] - prompt_s),
+                "answer_tokens_per_s": ANSWER / (sorted(long)[times // 2] - prompt_s),
             }
         )
         sys.stderr.write(f"{found[-1]}\n")
@@ -190,6 +189,7 @@ class Model(NamedTuple):
         name: the model's, in the document.
         shape, quick: its own, and a tiny one of its kind.
         said: what is measured, on the first line.
+        times: requests of each kind of a start, of which the median counts.
     """
 
     benchmark: str
@@ -197,6 +197,7 @@ class Model(NamedTuple):
     shape: Shape
     quick: Shape
     said: str
+    times: int = 5
 
 
 def run(model: Model, arguments: list[str]) -> int:
@@ -205,6 +206,7 @@ def run(model: Model, arguments: list[str]) -> int:
     add_length(parser, 2)
     parser.add_argument("--quick", action="store_true", help="a tiny model: no evidence")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the model, no more")
+    parser.add_argument("--budget", type=float, default=inf, metavar="MINUTES", help="of latency")
     parser.add_argument("--out", type=Path, help="also write the document there")
     options = parser.parse_args(arguments)
     shape = model.quick if options.quick else model.shape
@@ -215,9 +217,10 @@ def run(model: Model, arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         parameters = write(shape, folder)
-        served = serve(folder, shape.sizes["vocab_size"], Path(scratch))
+        served = serve(folder, shape.sizes["vocab_size"], Path(scratch), model.times)
         shutil.rmtree(folder)
-        compared = latency.measure(shape, ["single_pass"], False, length)  # with what it compiled
+        budget = 60 * options.budget
+        compared = latency.measure(shape, ["single_pass"], False, length, budget)
     result = {"parameters": parameters, "served": served, **compared}
     sys.stderr.write("\n".join(tables.one_billion(result)) + "\n")
     publish(
@@ -231,7 +234,8 @@ def run(model: Model, arguments: list[str]) -> int:
             "prompt": PROMPT,
             "answer": ANSWER,
             "steps": STEPS,
-            **length.told(),
+            "requests": model.times,
+            **Length(compared["starts"], compared["rounds"]["counted"]).told(),
             "procedure": PROCEDURE,
         },
         results={model.name: result},

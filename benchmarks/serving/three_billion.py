@@ -43,7 +43,9 @@ QUICK = replace(
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for and print one JSON document."""
-    model = one_billion.Model("serving.three_billion", "attnres_3b-2048x48", SHAPE, QUICK, __doc__)
+    model = one_billion.Model(
+        "serving.three_billion", "attnres_3b-2048x48", SHAPE, QUICK, __doc__, times=1
+    )
     return one_billion.run(model, sys.argv[1:] if arguments is None else arguments)
 
 

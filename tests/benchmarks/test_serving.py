@@ -330,6 +330,7 @@ def test_what_is_told_of_it(tmp_path, monkeypatch, capsys):
     start = {"start_s": 61.2, "memory_gib": 5.9}
     start |= {"prompt_tokens_per_s": 210.0, "answer_tokens_per_s": 21.0}
     monkeypatch.setattr(one_billion, "serve", lambda *_: [start] * one_billion.STARTS)
+    stored |= {"starts": 8, "rounds": {"discarded": 2, "counted": 4}}
     monkeypatch.setattr(latency, "measure", lambda *_: stored)
     out = tmp_path / "out.json"
     assert one_billion.main(["--quick", "--starts=8", "--rounds=4", f"--out={out}"]) == 0
