@@ -8,11 +8,13 @@ import numpy as np
 
 from attnres_serve.depth.sites import PARTIAL
 from attnres_serve.tracing.answer import Prediction, TraceAnswer, TracedSite
+from attnres_serve.tracing.readings import WHOLE
 
 if TYPE_CHECKING:
     import xarray
 
-NONE = -1  # the layer of the final site, and the site of a sum that is the same at every site
+NONE = -1  # the layer of the final site, and the id of no token
+BLANK = {"next": np.nan, "top_logprob": np.nan, "top_id": NONE, "top_text": ""}
 Variables = dict[str, Any]  # by name the dimensions and the values
 
 
@@ -47,25 +49,13 @@ def dataset(trace: TraceAnswer) -> "xarray.Dataset":
         if trace.logprobs.edited is not None:
             runs = {"": trace.logprobs.edited, "unedited_": trace.logprobs.unedited}
         for prefix, rows in runs.items():
-            numbers, names = _predicted(prefix, ("token",), shape[1:], "rank", rows)
+            numbers, names = _named(prefix, ("token",), "rank", _predicted(rows, shape[1:]))
             variables |= numbers
             coordinates |= names
     if trace.lens is not None:
-        every = [row for reading in trace.lens for row in reading.predictions]
-        shape = len(trace.lens), len(trace.tokens)
-        numbers, names = _predicted("lens_", ("vector", "token"), shape, "lens_rank", every)
+        numbers, names = _lens(trace)
         variables |= numbers
-        coordinates |= names | {
-            "vector": [
-                reading.vector if reading.site is None else f"site {reading.site} {reading.vector}"
-                for reading in trace.lens
-            ],
-            "vector_site": (
-                "vector",
-                [NONE if reading.site is None else reading.site for reading in trace.lens],
-            ),
-            "vector_name": ("vector", [reading.vector for reading in trace.lens]),
-        }
+        coordinates |= names
     return xarray.Dataset(variables, coordinates, _facts(trace))
 
 
@@ -96,35 +86,66 @@ def _by_source(trace: TraceAnswer, name: str) -> np.ndarray:
     return table
 
 
-def _predicted(
-    prefix: str,
-    axes: tuple[str, ...],
-    shape: tuple[int, ...],
-    rank: str,
-    rows: Sequence[Prediction],
-) -> tuple[Variables, Variables]:
-    """What follows: logprobs as variables, and the most probable tokens as coordinates.
+def _lens(trace: TraceAnswer) -> tuple[Variables, Variables]:
+    """What each source of a site and the site's mix would predict, blank where a site has none.
+
+    The answer has a reading that is the same at every site once; here it is at every site that has
+    the source.
+    """
+    readings, sources = trace.lens or [], _sources(trace.sites)
+    rows = [row for reading in readings for row in reading.predictions]
+    found = _predicted(rows, (len(readings), len(trace.tokens)))
+    for name, array in found.items():
+        blank = np.full((1, *array.shape[1:]), BLANK[name], array.dtype)
+        found[name] = np.concatenate([array, blank])
+    places = {(reading.site, reading.vector): at for at, reading in enumerate(readings)}
+
+    def place(site: TracedSite, vector: str) -> int:
+        if vector != WHOLE and vector not in site.sources:
+            return -1
+        return places.get((site.index if vector in (WHOLE, PARTIAL) else None, vector), -1)
+
+    mixes = np.array([place(site, WHOLE) for site in trace.sites], int)
+    each = np.array([[place(site, name) for name in sources] for site in trace.sites], int)
+    each = each.reshape(len(trace.sites), len(sources))
+    of_sources = {name: np.moveaxis(array[each], 1, 2) for name, array in found.items()}
+    of_mixes = {name: array[mixes] for name, array in found.items()}
+    numbers, names = _named("lens_", ("site", "token", "source"), "lens_rank", of_sources)
+    more, others = _named("lens_mix_", ("site", "token"), "lens_rank", of_mixes)
+    return numbers | more, names | others
+
+
+def _predicted(rows: Sequence[Prediction], shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """What follows: a logprob of ``[*shape]``, and three arrays ``[*shape, ranks]`` of the most
+    probable tokens.
 
     Args:
-        prefix: of the names.
-        axes, shape: of the rows.
-        rank: the dimension of the most probable tokens.
         rows: in order.
+        shape: of the rows.
     """
     top = [token for row in rows for token in row.top]
-    count = len(rows[0].top) if rows else 0
-    ranked, full = (*axes, rank), (*shape, count)
+    full = (*shape, len(rows[0].top) if rows else 0)
     following = np.array([row.next for row in rows], float)
-    ids = np.array([token.id for token in top], np.int64)
-    texts = np.array([token.text or "" for token in top], object)
-    logprobs = np.array([token.logprob for token in top], float)
+    return {
+        "next": following.reshape(shape),
+        "top_logprob": np.array([token.logprob for token in top], float).reshape(full),
+        "top_id": np.array([token.id for token in top], np.int64).reshape(full),
+        "top_text": np.array([token.text or "" for token in top], object).reshape(full),
+    }
+
+
+def _named(
+    prefix: str, axes: tuple[str, ...], rank: str, found: dict[str, np.ndarray]
+) -> tuple[Variables, Variables]:
+    """The logprobs of ``_predicted`` as variables, and the most probable tokens as coordinates."""
+    ranked = (*axes, rank)
     numbers = {
-        f"{prefix}next": (axes, following.reshape(shape)),
-        f"{prefix}top_logprob": (ranked, logprobs.reshape(full)),
+        f"{prefix}next": (axes, found["next"]),
+        f"{prefix}top_logprob": (ranked, found["top_logprob"]),
     }
     names = {
-        rank: list(range(count)),
-        f"{prefix}top_id": (ranked, ids.reshape(full)),
-        f"{prefix}top_text": (ranked, texts.reshape(full)),
+        rank: list(range(found["top_id"].shape[-1])),
+        f"{prefix}top_id": (ranked, found["top_id"]),
+        f"{prefix}top_text": (ranked, found["top_text"]),
     }
     return numbers, names

@@ -22,14 +22,14 @@ class Trace:
     | ``next`` | token | with ``logprobs``: of the token that follows, NaN at the end |
     | ``top_logprob`` | token, rank | of the most probable tokens |
     | ``unedited_next``, ``unedited_top_logprob`` | as above | with edits: the same without them |
-    | ``lens_next`` | vector, token | with ``lens``: the same by each mix and each sum |
-    | ``lens_top_logprob`` | vector, token, lens_rank | |
+    | ``lens_next`` | site, token, source | with ``lens``: the same by each source alone |
+    | ``lens_top_logprob`` | site, token, source, lens_rank | |
+    | ``lens_mix_next``, ``lens_mix_top_logprob`` | as above without source | by each site's mix |
 
-    Coordinates are the indices of sites, names of sources, positions of tokens, such names of
-    vectors as ``site 9 mix`` and ``block 1``, and ranks from 0; ``layer`` (-1 for the final site)
-    and ``kind`` of the sites, ``token_id`` and ``token_text`` of the tokens, ``top_id`` and
-    ``top_text`` of the most probable ones, and ``vector_site`` (-1 for a sum that is the same at
-    every site) and ``vector_name`` of the vectors.
+    Coordinates are the indices of sites, names of sources, positions of tokens, and ranks from 0;
+    ``layer`` (-1 for the final site) and ``kind`` of the sites, ``token_id`` and ``token_text`` of
+    the tokens, and ``top_id`` and ``top_text`` of the most probable ones (-1 and ``""`` where a
+    site has no such source).
 
     Attributes:
         data: the dataset.

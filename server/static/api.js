@@ -8,8 +8,14 @@ export class Refusal extends Error {}
 /** The refusal of a server that asks for a key, while there is none. */
 export class KeyNeeded extends Refusal {}
 
-/** Ask the server; throws a Refusal, or an AbortError after a cancel. */
-export async function ask(path, body, signal) {
+/** The refusal of a server that is away or busy: the same request may be answered later. */
+export class Away extends Refusal {}
+
+const AWAY = [429, 502, 503, 504]; // of the server, or of a proxy before it
+const ENDED = "The connection ended before the answer did.";
+
+/** Send a request; throws a Refusal, or an AbortError after a cancel. */
+async function send(path, body, signal) {
   const headers = body ? { "Content-Type": "application/json" } : {};
   const key = byId("key").value; // kept nowhere else
   if (key) headers.Authorization = `Bearer ${key}`;
@@ -21,7 +27,7 @@ export async function ask(path, body, signal) {
     response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal("The server does not answer; is it still running?");
+    throw new Away("The server does not answer; is it still running?");
   }
   if (response.ok) return response;
   const said = await response
@@ -36,7 +42,19 @@ export async function ask(path, body, signal) {
         "Until then the page shows a saved run of the demo model.",
     );
   }
-  throw new Refusal(said ?? `The server answered with status ${response.status}.`);
+  const kind = AWAY.includes(response.status) ? Away : Refusal;
+  throw new kind(said ?? `The server answered with status ${response.status}.`);
+}
+
+/** The JSON that the server answers; throws as ``send`` does. */
+export async function ask(path, body, signal) {
+  const response = await send(path, body, signal);
+  return response.json().catch(ended);
+}
+
+/** Throw what it means that the rest of an answer cannot be read. */
+function ended(error) {
+  throw error.name === "AbortError" ? error : new Away(ENDED);
 }
 
 /** The sentence in an error of the server's. */
@@ -50,11 +68,8 @@ async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read().catch((error) => {
-      if (error.name === "AbortError") throw error;
-      return { done: true };
-    });
-    if (done) throw new Refusal("The connection ended before the answer did.");
+    const { value, done } = await reader.read().catch(ended);
+    if (done) throw new Away(ENDED);
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
@@ -72,7 +87,7 @@ export async function answer({ prompt, chat, maxTokens, temperature, seed }, sig
   const given = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
   const drawn = temperature > 0 ? { temperature, seed } : { temperature: 0 };
   const body = { ...given, max_tokens: maxTokens, ...drawn, stream: true, return_token_ids: true };
-  const response = await ask(chat ? "v1/chat/completions" : "v1/completions", body, signal);
+  const response = await send(chat ? "v1/chat/completions" : "v1/completions", body, signal);
   const found = { prompt: [], answer: [], text: "" };
   for await (const event of events(response)) {
     if (event.error) throw new Refusal(message(event) ?? "The server gave up.");
@@ -89,6 +104,6 @@ export async function answer({ prompt, chat, maxTokens, temperature, seed }, sig
 }
 
 /** The trace that a body asks for. */
-export async function trace(body, signal) {
-  return (await ask("v1/attn_res/trace", body, signal)).json();
+export function trace(body, signal) {
+  return ask("v1/attn_res/trace", body, signal);
 }

@@ -1,5 +1,6 @@
 // Edits of what sites read, which the next run sends: their list, the buttons of the chosen cell,
 // and signs on the cells that are edited.
+import { forget } from "./failure.js";
 import { spokenEdit } from "./sentences.js";
 import { html } from "./svg.js";
 import { cellOf, choice, mark, nameOfSource, onChoice, shownTrace } from "./viewer.js";
@@ -18,7 +19,8 @@ export function setEdits(next = list) {
   list = next;
   byId("edit-list").replaceChildren(...list.map(item));
   byId("edits-none").hidden = list.length > 0;
-  byId("clear-edits").hidden = list.length === 0;
+  byId("clear-edits").hidden = list.length < 2; // one has a button that does the same
+  forget();
   markEdits();
   buttons();
 }
@@ -66,16 +68,15 @@ function buttons() {
 function runs(chosen) {
   const isEdited = list.length > 0;
   const isShownEdited = chosen !== null && !chosen.isSaved && shownTrace().edits?.length > 0;
-  const button = byId("run-edits");
-  const isLeft = document.activeElement === button;
-  byId("run").textContent = isEdited ? "Complete with edits" : "Complete and trace";
-  button.textContent = isEdited ? "Run with the edits" : "Run without edits";
-  button.hidden = !isEdited && !isShownEdited;
-  if (isLeft && button.hidden) byId("ban").focus();
+  byId("run").textContent = isEdited
+    ? "Complete with edits"
+    : isShownEdited
+      ? "Complete without edits"
+      : "Complete and trace";
   byId("edits-hint").textContent = chosen?.isSaved
     ? "This trace is from a file; edits need a run."
     : isShownEdited && !isEdited
-      ? "The figures are still those of the edited run. “Run without edits” goes back."
+      ? "The figures are still those of the edited run. “Complete without edits” goes back."
       : "";
 }
 

@@ -12,8 +12,11 @@ import { tokenMap } from "./token_map.js";
 
 const byId = (id) => document.getElementById(id);
 const LEAST_HEIGHT = 280; // pixels of all rows together
+const AXES = 60; // of a map's width, for all but the columns
 const BESIDES = 605; // of the screen's height, for all but the rows
-const ROW = { least: 3, most: 24 };
+const FINGER = 24; // pixels that it needs
+const ROW = { least: 3, most: FINGER };
+const phone = matchMedia("(max-width: 60rem)"); // as in page.css: figures below each other
 const NAMES = ["weights", "second", "magnitude", "entropy", "lens", "over-tokens"];
 const drawn = {}; // by name what its maker returned, with its title
 let beside = null; // what files need that the page has beside a figure, see ``build``
@@ -31,8 +34,10 @@ export function build(view) {
   const other = mode === "mean" ? scale : differenceScale(view.kept.most);
   byId("lens").hidden = !summary.hasLens;
   byId("figures").classList.toggle("with-lens", summary.hasLens);
-  byId("figures").classList.toggle("wide", summary.widest > 16);
-  const rows = Math.max(LEAST_HEIGHT, innerHeight - BESIDES) / summary.sites.length;
+  const half = byId("figures").clientWidth / 2 - AXES;
+  byId("figures").classList.toggle("wide", summary.widest * FINGER > half);
+  const besides = phone.matches ? 0 : BESIDES; // a finger scrolls from one figure to the next
+  const rows = Math.max(LEAST_HEIGHT, innerHeight - besides) / summary.sites.length;
   const rowHeight = Math.max(ROW.least, Math.min(ROW.most, rows > 6 ? Math.floor(rows) : rows));
   const leftmost = byId("weights").offsetLeft;
   const size = (name) => ({ width: byId(name).clientWidth, rowHeight, ink });

@@ -8,10 +8,11 @@ const LINE = 18; // pixels
 /**
  * The legend of a trace, in as many lines as the width asks for.
  *
- * figure: the one whose marks alone it explains; without, those of all figures side by side.
+ * figure: the one whose marks alone it explains; without, those of all figures side by side and
+ * of the tokens.
  */
 export function legend(summary, width, ink, figure = null) {
-  const wanted = figure ? [figure] : ["weights", "magnitude", "entropy"];
+  const wanted = figure ? [figure] : ["weights", "magnitude", "entropy", "tokens"];
   const items = marks(summary, ink).filter(([, , ...of]) => of.some((one) => wanted.includes(one)));
   let [x, y] = [8, 10];
   const places = items.map(([text, shapes]) => {
@@ -26,7 +27,7 @@ export function legend(summary, width, ink, figure = null) {
 
 /** What each mark is called, how it looks, and the figures that have it. */
 function marks(summary, ink) {
-  const { sites, isFull, areMarked } = summary;
+  const { sites, isFull, areMarked, hasIds } = summary;
   const kinds = new Set(sites.map(({ kind }) => kind));
   const ordered = Object.keys(KINDS).filter((kind) => kinds.has(kind));
   const maps = ["weights", "second"];
@@ -51,6 +52,9 @@ function marks(summary, ink) {
     ...(areMarked ? [["sum of the open block", [svg("rect", box)], ...maps]] : []),
     ["probability of the token", [svg("rect", { ...wide, fill: ink.bar })], "lens"],
     ["chosen token", [svg("rect", box)], "over-tokens"],
+    ...(hasIds
+      ? [["id of a token without text", [label("#", 9, 0, "middle")], "tokens", "lens", "over-tokens"]]
+      : []),
   ];
 }
 

@@ -1,7 +1,8 @@
 // The page of a server: runs what its form, its examples or its address ask for.
-import { KeyNeeded, Refusal, ask } from "./api.js";
+import { Away, KeyNeeded, Refusal, ask } from "./api.js";
 import { offerLink } from "./copy_link.js";
 import { setEdits } from "./edits.js";
+import { fail, forget } from "./failure.js";
 import { clearLink, writeLink } from "./link.js";
 import { options, recall, remember } from "./options.js";
 import { run } from "./run.js";
@@ -15,9 +16,9 @@ let ended = Promise.resolve(); // when it has ended
 let info = null; // what is served
 let shownPrompt = null; // of the trace on the page
 
-function say(status, error = "") {
+function say(status) {
   byId("status").textContent = status;
-  byId("error").textContent = error;
+  forget();
 }
 
 /** Run what the form asks for, instead of what runs; ``wanted`` is what to choose. */
@@ -31,7 +32,7 @@ async function submit(wanted = null) {
 async function start(wanted) {
   running = new AbortController();
   const [go, cancel] = [byId("run"), byId("cancel")];
-  const focused = document.activeElement === go;
+  const focused = [go, byId("retry")].includes(document.activeElement);
   cancel.disabled = false;
   go.disabled = true;
   if (focused) cancel.focus();
@@ -53,9 +54,15 @@ async function start(wanted) {
     if (isLocked) await showExample().catch(hide);
     else if (isCancelled || error instanceof Refusal) stay();
     else hide();
+    const isAway = error instanceof Away;
+    if (isAway) info = null; // another model may be served when it is back
+    const said = error instanceof Refusal ? error.message : `The page failed: ${error.message}.`;
     if (isCancelled) say("Cancelled.");
-    else if (error instanceof KeyNeeded) say(error.message);
-    else say("", error instanceof Refusal ? error.message : `The page failed: ${error.message}.`);
+    else if (error instanceof KeyNeeded) say(said);
+    else {
+      say("");
+      fail(said, isAway ? () => submit(wanted) : null);
+    }
     byId("error").scrollIntoView({ block: "nearest" }); // the button may be far below
   }
   const leave = document.activeElement === cancel;
@@ -74,8 +81,8 @@ function again({ prompt }) {
 /** What is served, beside the title. */
 async function describe() {
   if (!info) {
-    const { data } = await (await ask("v1/models")).json();
-    info = { name: data[0].id, ...(await (await ask("v1/attn_res")).json()) };
+    const { data } = await ask("v1/models");
+    info = { name: data[0].id, ...(await ask("v1/attn_res")) };
   }
   const { name, format, backbone, blocks, sites } = info;
   byId("model").textContent = sites
@@ -121,8 +128,10 @@ byId("request").addEventListener("submit", (event) => {
   event.preventDefault();
   submit();
 });
-byId("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("request").requestSubmit();
+addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || byId("guide").open) return;
+  event.preventDefault(); // not what the button with the focus does, too
+  byId("request").requestSubmit();
 });
 for (const example of document.querySelectorAll(".example")) {
   example.addEventListener("click", () => {

@@ -1,6 +1,6 @@
 // What follows the chosen token: the most probable ones, and the one that does.
 import { html, number } from "./svg.js";
-import { short } from "./text.js";
+import { short, unnamed } from "./text.js";
 
 const MOST = 5; // that are shown; a file may have more
 
@@ -25,7 +25,7 @@ function row(token, isNext) {
   return html(
     "li",
     { class: isNext ? "next" : "" },
-    html("span", { class: "token" }, short(token, 14)),
+    html("span", { class: "token", title: unnamed(token) }, short(token, 14)),
     html("span", { class: "bar" }, fill),
     html("span", { class: "share" }, number(share)),
     ...(isNext ? [html("span", { class: "note" }, "follows")] : []),

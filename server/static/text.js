@@ -9,6 +9,11 @@ export function textOf({ text }) {
   return text && !text.includes("\uFFFD") ? text : null;
 }
 
+/** Why a token is shown as a number, or null where it is not. */
+export function unnamed(token) {
+  return textOf(token) === null ? `id ${token.id}: a token without text of its own` : null;
+}
+
 function parts(token) {
   const text = textOf(token);
   if (text === null) return [[`#${token.id}`, true]];

@@ -12,7 +12,7 @@ export function theme() {
 /** Call a function whenever the theme changes. */
 export function onTheme(act) {
   function changed() {
-    button.setAttribute("aria-pressed", String(theme() === "dark"));
+    offer();
     act();
   }
   button.addEventListener("click", () => {
@@ -20,5 +20,10 @@ export function onTheme(act) {
     changed();
   });
   system.addEventListener("change", changed);
-  button.setAttribute("aria-pressed", String(theme() === "dark"));
+  offer();
+}
+
+/** Say on the button which theme it gives. */
+function offer() {
+  button.textContent = theme() === "dark" ? "Light theme" : "Dark theme";
 }

@@ -1,7 +1,7 @@
 // The tokens of a trace as a list to choose from, coloured by one cell's weight.
 import { inkOn } from "./colours.js";
 import { html } from "./svg.js";
-import { spoken, visible } from "./text.js";
+import { spoken, unnamed, visible } from "./text.js";
 
 const list = document.getElementById("tokens");
 let chosen = 0;
@@ -21,6 +21,7 @@ function chip(token, index, answerStart) {
   const attributes = {
     role: "option",
     "aria-label": spoken(token),
+    title: unnamed(token),
     "aria-selected": "false",
     class: token.position < answerStart ? "prompt" : "answer",
     tabindex: -1,

@@ -1,4 +1,5 @@
 // A trace, and what its figures and sentences share.
+import { textOf } from "./text.js";
 
 export const PARTIAL = "partial"; // name of the sum of the open block
 /** What the kinds of sites are called. */
@@ -65,8 +66,16 @@ export function summarise(trace, lensOfLast = null) {
     nameOf: (source) => names[source] ?? sourceName(source),
     areMarked: !isFull && blocks.length <= MOST_BLOCKS,
     hasLens: readings.size > 0,
+    hasIds: shownTokens(trace, lensOfLast).some((token) => textOf(token) === null),
     widest: Math.max(...sites.map(({ sources }) => sources.length)),
   };
+}
+
+/** The tokens of a trace, and those that are predicted. */
+function shownTokens({ tokens, logprobs, lens }, lensOfLast) {
+  const readings = (lensOfLast ?? lens ?? []).map(({ predictions }) => predictions);
+  const rows = [logprobs?.unedited ?? [], logprobs?.edited ?? [], ...readings].flat();
+  return [...tokens, ...rows.flatMap(({ top }) => top)];
 }
 
 /** The number of every block, and the first and last row of its sites. */

@@ -90,30 +90,50 @@ def test_every_number_is_in_its_place(shape):
 
 @pytest.mark.parametrize("edited", [True, False])
 def test_what_follows(edited):
-    """Logprobs with edits and without, and a lens, by vector."""
+    """Logprobs with edits and without."""
     found = everything(3, 2, edited=edited)
     trace, both = Trace(found), found.logprobs
-    check_predictions(trace, "", both.edited if edited else both.unedited, ())
+    check_predictions(trace.data, "", both.edited if edited else both.unedited)
     assert ("unedited_next" in trace.data) == edited
     if edited:
-        check_predictions(trace, "unedited_", both.unedited, ())
-    vectors = ["site 0 mix", "site 1 mix", "block 1", "site 1 partial"]
-    assert trace["vector"].values.tolist() == vectors
-    assert trace["vector_site"].values.tolist() == [0, 1, -1, 1]
-    assert trace["vector_name"].values.tolist() == ["mix", "mix", "block 1", "partial"]
-    for number, reading in enumerate(found.lens):
-        check_predictions(trace, "lens_", reading.predictions, (number,))
+        check_predictions(trace.data, "unedited_", both.unedited)
     ranks = [trace[name].values.tolist() for name in ("rank", "lens_rank")]
     assert ranks == [[0, 1, 2], [0, 1]]
 
 
-def check_predictions(trace: Trace, prefix: str, rows: list, place: tuple) -> None:
-    """The arrays of a prefix have the rows at a place."""
-    following = [None if np.isnan(x) else x for x in trace[f"{prefix}next"].values[place].tolist()]
+@pytest.mark.parametrize("shape", [(3, 2), (3, 1), (4, 3)])
+def test_a_lens_is_by_site_and_source(shape):
+    """A block is at every site that reads it, and blank is what was not read."""
+    found = everything(*shape)
+    data = Trace(found).data
+    assert data["lens_next"].dims == data["weights"].dims == ("site", "token", "source")
+    assert data["lens_top_text"].dims == ("site", "token", "source", "lens_rank")
+    assert data["lens_mix_top_logprob"].dims == ("site", "token", "lens_rank")
+    read = {(reading.site, reading.vector): reading.predictions for reading in found.lens}
+    blank = [answer.Prediction(position=0, next=None, top=[]) for _ in range(TOKENS)]
+    seen = set()
+    for site in found.sites:
+        for source in data["source"].values:
+            key = (site.index if source == "partial" else None, source)
+            rows = read.get(key) if source in site.sources else None
+            seen |= {key} if rows else set()
+            of_source = data.sel(site=site.index, source=source)
+            check_predictions(of_source, "lens_", rows or blank)
+        rows = read.get((site.index, WHOLE))
+        seen |= {(site.index, WHOLE)} if rows else set()
+        check_predictions(data.sel(site=site.index), "lens_mix_", rows or blank)
+    assert seen == {key for key in read if key != (1, "partial") or shape[1] > 1}
+
+
+def check_predictions(data: xarray.Dataset, prefix: str, rows: list) -> None:
+    """The arrays of a prefix have the rows; a row without tokens is blank."""
+    following = [None if np.isnan(x) else x for x in data[f"{prefix}next"].values.tolist()]
     assert following == [row.next for row in rows]
-    for name in ("id", "text", "logprob"):
-        wanted = [[getattr(token, name) for token in row.top] for row in rows]
-        assert trace[f"{prefix}top_{name}"].values[place].tolist() == wanted
+    for name, none in (("id", -1), ("text", ""), ("logprob", None)):
+        values = data[f"{prefix}top_{name}"].values
+        wanted = [[getattr(token, name) for token in row.top] or [none] * 2 for row in rows]
+        values = np.where(values != values, None, values)  # NaN is no number
+        assert values.tolist() == wanted
 
 
 def test_what_names_sites_and_tokens(whole):

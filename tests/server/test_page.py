@@ -586,7 +586,6 @@ def test_a_completion_and_its_trace(opened, server):
     background = "getComputedStyle(document.body).backgroundColor"
     assert tab.evaluate(background) == "rgb(243, 245, 248)"
     tab.click("#theme")
-    assert tab.locator("#theme").get_attribute("aria-pressed") == "true"
     tab.locator('#entropy svg[fill="#e4e9f0"]').wait_for()
     assert tab.evaluate(background) == "rgb(14, 17, 22)"
     assert opened.errors == []
@@ -627,10 +626,8 @@ def test_a_cell_by_keyboard_alone(opened):
     reached |= opened.reach("#ban")
     tab.keyboard.press("Enter")
     assert opened.text("#edit-list li").startswith("embedding banned at site 11, all tokens")
-    near = opened.reach("#run-edits")
-    assert len(near) <= 3
-    reached |= near
-    tab.keyboard.press("Enter")
+    assert opened.text("#run") == "Complete with edits"
+    tab.keyboard.press("Control+Enter")  # from the button that has the focus, which is not pressed
     tab.locator("#edited").wait_for()
     opened.finished()
     assert opened.text("#edited") == "Edited: embedding banned at site 11, all tokens."
@@ -838,6 +835,171 @@ def test_refusals_are_shown_as_the_server_says_them(opened, server):
     opened.wait("#error", "The server does not answer; is it still running?")
 
 
+@pytest.fixture(params=[(1440, 900), (390, 844)], ids=["screen", "phone"])
+def made_up_page(request, visit) -> tuple[Visit, MadeUpServer]:
+    """The page with a run, of a made-up server, on a screen and on a phone."""
+    width, height = request.param
+    found = visit(viewport={"width": width, "height": height}, base_url=SITE)
+    server = MadeUpServer(4, 4)
+    server.serve(found.tab)
+    found.tab.goto("/attn_res#max_tokens=3&prompt=abc")
+    found.finished()
+    return found, server
+
+
+TRACE = re.compile("/v1/attn_res/trace$")
+ANSWER = re.compile("/v1/(chat/)?completions$")
+SILENT = "The server does not answer; is it still running?"
+CUT = "The connection ended before the answer did."
+BUSY = {"error": {"message": "The server answers 4 requests already; try again."}}
+
+
+def test_retry_asks_the_same_again(made_up_page):
+    """Where the server went away, or is busy, and then is there again, maybe with another model."""
+    found, server = made_up_page
+    for route, how, said in (
+        (ANSWER, "connectionrefused", SILENT),
+        (TRACE, "connectionreset", SILENT),
+        (ANSWER, {"body": "data: {"}, CUT),
+        (TRACE, {"body": '{"tokens": ['}, CUT),
+        (ANSWER, {"status": 502, "body": "<p>bad"}, "The server answered with status 502."),
+        (TRACE, {"status": 429, "json": BUSY}, BUSY["error"]["message"]),
+    ):
+
+        def away(one, _, how=how) -> None:
+            one.abort(how) if isinstance(how, str) else one.fulfill(**how)
+
+        found.tab.route(route, away)
+        server.asked.clear()
+        found.posted.clear()
+        found.ask("defg", 2)
+        found.wait("#error", said)
+        assert found.tab.locator("#previous").is_visible()  # the run before stays
+        tried = [*found.posted]
+        found.tab.focus("#retry")
+        found.tab.keyboard.press("Enter")
+        found.wait("#error", said)
+        assert found.posted == tried * 2
+        assert found.focused("id") == "run"  # its own is gone in between
+        found.tab.unroute(route)
+        found.asked.clear()
+        found.tab.click("#retry")
+        found.finished()
+        assert f"{SITE}/v1/attn_res" in found.asked
+        assert found.text("#tokens").startswith("defg")
+        assert {len(body["prompt"]) for body in server.asked} == {6}
+        assert found.text("#error") == "" and found.tab.locator("#retry").is_hidden()
+
+
+def test_an_error_goes_when_the_input_changes(made_up_page):
+    """With its button; a refusal has none, for it would come again."""
+    found, _ = made_up_page
+    tab = found.tab
+    changes = {
+        "prompt": lambda: tab.locator("#prompt").press("x"),
+        "option": lambda: tab.fill("#max-tokens", "2"),
+        "edit": lambda: tab.click("#ban"),
+        "chat": lambda: tab.click("#chat"),
+        "link": lambda: tab.evaluate("location.hash = 'max_tokens=65&prompt=y'"),
+    }
+    for change, act in changes.items():
+        status = 503 if change in ("prompt", "edit") else 400
+        refusal = {"status": status, "json": {"error": {"message": "Refused."}}}
+        tab.route(ANSWER, lambda one, _, how=refusal: one.fulfill(**how))
+        found.ask("defg", 1)
+        found.wait("#error", "Refused.")
+        assert tab.locator("#retry").is_visible() == (status == 503)
+        act()
+        tab.locator("#error:empty").wait_for(state="attached")
+        assert tab.locator("#retry").is_hidden(), change
+        tab.unroute(ANSWER)
+    tab.set_input_files("#open", {"name": "x.json", "mimeType": "", "buffer": b"{}"})
+    found.wait("#unopened", "This is not a trace")
+    changes["prompt"]()
+    tab.locator("#unopened:empty").wait_for(state="attached")
+
+
+def test_the_button_of_the_theme_says_what_it_gives(made_up_page):
+    """Its name is its text, in either theme, chosen or the system's, and it has no state."""
+    found, _ = made_up_page
+    other = {"light": "Dark theme", "dark": "Light theme"}
+
+    def offers(theme: str) -> None:
+        button = found.tab.get_by_role("button", name=other[theme], exact=True)
+        button.wait_for()
+        assert found.text("#theme") == other[theme]
+        assert button.get_attribute("aria-pressed") is None
+        assert (
+            found.tab.evaluate("getComputedStyle(document.body).backgroundColor")
+            == ({"light": "rgb(243, 245, 248)", "dark": "rgb(14, 17, 22)"}[theme])
+        )
+
+    for theme in ("light", "dark"):
+        found.tab.emulate_media(color_scheme=theme)
+        offers(theme)
+    for theme in ("light", "dark"):
+        found.tab.click("#theme")
+        offers(theme)
+    assert found.errors == []
+
+
+SMALL = """() => {
+  const targets = "button, .button, a, select, summary, textarea, input:not(#open), [role=option]";
+  const cells = "#weights [role=gridcell], #second [role=gridcell]";
+  const found = [...document.querySelectorAll(`${targets}, ${cells}`)];
+  const size = (one) => one.getClientRects()[0];
+  return found
+    .filter((one) => one.checkVisibility() && Math.min(size(one).width, size(one).height) < 23.9)
+    .map((one) => `${one.id || one.outerHTML} ${size(one).width} ${size(one).height}`);
+}"""
+
+
+def test_a_finger_finds_what_it_presses(visit):
+    """24 pixels either way on a phone: cells of a model that is not too deep among them."""
+    found = visit(viewport={"width": 390, "height": 844}, base_url=SITE, has_touch=True)
+    MadeUpServer(8, 4).serve(found.tab)
+    found.tab.goto("/attn_res#max_tokens=3&prompt=iii.")
+    found.finished()
+    found.tab.click("#options summary")
+    found.cell(3, 0).tap()
+    found.tab.tap("#ban")
+    found.cell(3, 1).tap()
+    found.tab.tap("#force")
+    assert found.tab.locator("#edit-list button").count() == 2
+    assert found.tab.evaluate(SMALL) == []
+    assert not found.overflows()
+    bar = found.tab.locator("#run").bounding_box()
+    assert bar["y"] + bar["height"] <= 844  # in view where the cells are
+    found.tab.tap("#run")
+    found.finished()
+    found.tab.tap("#help")
+    assert found.tab.evaluate(SMALL) == []
+    assert found.errors == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "width"), [(["a", None], 1440), (["a", "\ufffd"], 390), (["a", " "], 390)]
+)
+def test_an_id_in_place_of_a_text_is_explained(visit, tmp_path, texts, width):
+    """In the legend of the page and of a saved figure, and at the token; only if there is one."""
+    has = texts[1] != " "
+    file = tmp_path / "trace.html"
+    file.write_text(inspect_page.html(made_up_trace(2, 2, texts)))
+    found = visit(viewport={"width": width, "height": 800})
+    found.tab.goto(file.as_uri())
+    found.drawn()
+    said = "id of a token without text"
+    tokens = found.tab.locator("#tokens [role=option]").all()
+    titles = [None, "id 101: a token without text of its own" if has else None]
+    assert [token.get_attribute("title") for token in tokens] == titles
+    assert (said in found.tab.locator("#legend text").all_text_contents()) == has
+    assert (said in texts_of(found.download("#over-tokens figcaption > button")[1])) == has
+    assert said not in texts_of(found.download("#weights figcaption > button")[1])
+    found.tab.click("#help")
+    assert "#151" in found.tab.locator("#guide").inner_text()
+    assert not found.overflows() and found.errors == []
+
+
 @pytest.mark.engine
 def test_a_refused_edit_is_no_dead_end(opened):
     """The trace before it stays and is marked; its edits can be removed, also after a reload."""
@@ -848,7 +1010,7 @@ def test_a_refused_edit_is_no_dead_end(opened):
         opened.cell(1, column).click()
         tab.click("#ban")
     tokens = opened.text("#tokens")
-    tab.click("#run-edits")
+    tab.click("#run")
     opened.wait("#error", "leaves site 1 (the MLP of layer 0) no source")
     assert opened.text("#tokens") == tokens
     assert tab.locator("#previous").is_visible()
@@ -858,16 +1020,19 @@ def test_a_refused_edit_is_no_dead_end(opened):
     opened.wait("#error", "leaves site 1 (the MLP of layer 0) no source")
     assert tab.locator("#right").is_hidden()
     tab.locator("#edit-list button").first.click()
+    assert opened.text("#error") == ""
     tab.click("#run")
     opened.finished()
     assert opened.text("#edited") == "Edited: partial sum banned at site 1, all tokens."
     assert tab.locator("#previous").is_hidden()
-    tab.click("#clear-edits")
+    assert tab.locator("#clear-edits").is_hidden()  # it would do the same
+    tab.locator("#edit-list button").click()
     assert opened.text("#edits-hint").startswith("The figures are still those of the edited run.")
-    tab.click("#run-edits")
+    assert opened.text("#run") == "Complete without edits"
+    tab.click("#run")
     tab.locator("#edited").wait_for(state="hidden")
     assert opened.text("#tokens") == tokens
-    assert tab.locator("#run-edits").is_hidden() and opened.text("#edits-hint") == ""
+    assert opened.text("#run") == "Complete and trace" and opened.text("#edits-hint") == ""
 
 
 @pytest.mark.engine
