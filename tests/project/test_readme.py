@@ -16,6 +16,7 @@ from serving import DEMO, Server
 
 from attnres_serve.families import FAMILIES
 from attnres_serve.server.routes import page
+from attnres_serve.start.events import PHASES
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -235,7 +236,7 @@ def test_bench_has_those_flags():
 @pytest.mark.exhaustive
 @pytest.mark.versions
 def test_inspect_runs(tmp_path):
-    """It names the file, and says nothing of libraries.
+    """It names the file, says what begins, and nothing of libraries.
 
     A server that runs is asked by such a command in ``test_command``.
     """
@@ -243,7 +244,11 @@ def test_inspect_runs(tmp_path):
     command[2] = str(ROOT / command[2])
     words = [sys.executable, "-m", "attnres_serve", *command[1:]]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=900)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{command[-1]}\n", "")
+    assert (done.returncode, done.stdout) == (0, f"{command[-1]}\n"), done.stderr
+    begun = [line.partition(" s  ")[2] for line in done.stderr.splitlines()]
+    starts = [f"starting a server: {phase}" for phase in PHASES.values()]
+    assert [one for one in begun if one not in starts] == ["asking the server", "writing"]
+    assert begun[0] == starts[0]
     assert (tmp_path / command[-1]).read_bytes().startswith(b"\x89PNG")
 
 
