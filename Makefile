@@ -25,6 +25,8 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' attnres_serve/__init__
 CONTAINER ?= $(shell for tool in docker podman; do $$tool info >/dev/null 2>&1 && echo $$tool && break; done)
 COMPOSE ?= $(if $(filter podman,$(CONTAINER)),podman-compose,docker compose)
 PROFILE ?= cpu
+# As `serve` outside of a container names it.
+MODEL_NAME ?= $(if $(filter $(DEMO),$(MODEL)),demo,$(notdir $(abspath $(MODEL))))
 DOCKERFILE = docker/Dockerfile.$(if $(filter gpu,$(PROFILE)),cuda,$(PROFILE))
 
 .DEFAULT_GOAL := help
@@ -109,12 +111,19 @@ image-test: setup-test ## lint docker/, build the image for CPU and try it
 	$(VENV)/bin/python -m pytest -q tests/project/test_containers.py tests/project/test_deploy.py
 	docker/test.sh $(IMAGE)
 
-up: image docker/api_key ## serve MODEL in a container
+up: has-profiles image docker/api_key ## serve MODEL in a container
 	@[ -d "$(MODEL)" ] || { echo "up: there is no folder '$(MODEL)'; name one with MODEL=." >&2; exit 1; }
-	MODEL="$(abspath $(MODEL))" ARGS="$(ARGS)" $(COMPOSE) -f docker/compose.yaml --profile $(PROFILE) up -d
+	MODEL="$(abspath $(MODEL))" MODEL_NAME="$(MODEL_NAME)" ARGS="$(ARGS)" \
+	  $(COMPOSE) -f docker/compose.yaml --profile $(PROFILE) up -d
+	@echo "It serves $(MODEL_NAME). Its first start compiles, about two minutes; later ones take less than one."
 
-down: ## end it
+down: has-profiles ## end it
 	$(COMPOSE) -f docker/compose.yaml --profile $(PROFILE) down
+
+# Before anything is built.  Without an engine, `image` says so.
+has-profiles:
+	@[ -z "$(CONTAINER)" ] || $(COMPOSE) --help 2>/dev/null | grep -qe --profile || { echo "$(COMPOSE) is" \
+	  "missing or has no --profile; install docker compose 2, or podman-compose 1.1 or later." >&2; exit 1; }
 
 docker/api_key:
 	head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > $@

@@ -15,22 +15,28 @@ LONGEST = 40  # characters of a value in a sentence
 _UNKNOWN = object()  # a value that is not at hand
 # Parts of a place that are names of pydantic's for a kind, where the value is not at hand.
 _KIND = re.compile(r".*[\[({A-Z].*|str|int|float|bool|bytes|list|dict|tuple|set|none|.*-.*")
-# Words of pydantic's and of a person's, the longer ones first.
-_WORDS = (
-    ("valid dictionary or object to extract fields from", "object"),
-    ("valid dictionary", "object"),
-    ("valid integer", "whole number"),
-    ("valid boolean", "true or false"),
-    ("a true or false", "true or false"),
-    ("a object", "an object"),
-    ("a valid string", "text"),
-    ("iterable", "a list"),
-    ("less than or equal to", "at most"),
-    ("greater than or equal to", "at least"),
-    ("valid ", ""),
-    ("True", "true"),
-    ("False", "false"),
-)
+# What each of pydantic's types of errors expects, in a person's words.  ``{last}`` is the last word
+# of its message, and other names are of its context.
+_EXPECTED = {
+    "bool_parsing bool_type": "true or false",
+    "bytes_type string_type string_unicode": "text",
+    "dataclass_type dict_type mapping_type model_attributes_type model_type": "an object",
+    "enum literal_error": "{expected}",
+    "float_parsing float_type": "a number",
+    "frozen_set_type iterable_type list_type set_type tuple_type": "a list",
+    "greater_than": "more than {last}",
+    "greater_than_equal": "at least {last}",
+    "int_from_float int_parsing int_type": "a whole number",
+    "int_parsing_size": "a whole number of at most 19 digits",
+    "invalid_key": "text for a name",
+    "less_than": "less than {last}",
+    "less_than_equal": "at most {last}",
+    "string_pattern_mismatch": "text of the pattern {pattern}",
+}
+_BY_TYPE = {kind: said for kinds, said in _EXPECTED.items() for kind in kinds.split()}
+_MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
+_UNREAD = ("extra_forbidden", "unexpected_keyword_argument")
+_SAID = ("value_error", "assertion_error")  # by a validator, in its own words
 
 
 class Mistake(NamedTuple):
@@ -61,6 +67,7 @@ def first(errors: Sequence[Error], value: Any = _UNKNOWN, below: int = 0) -> Mis
         value: what was read; it tells fields from pydantic's names of kinds.
         below: how many parts of every place stand before the value's own.
     """
+    errors = [_of_tag(error) for error in errors]
     field, places = "", [list(error["loc"][below:]) for error in errors]
     if isinstance(value, dict) and places[0][:1] and isinstance(places[0][0], int):
         found = [*zip(places, errors, strict=True)]
@@ -87,7 +94,7 @@ def _split(place: list[Any], error: Error, value: Any) -> tuple[Place, Place]:
     """The steps of a place that lead to fields and entries, and the names of kinds among them."""
     steps, kind = [], []
     for number, part in enumerate(place, 1):
-        is_missing = error["type"] == "missing" and number == len(place)
+        is_missing = error["type"] in _MISSING and number == len(place)
         if is_missing or _is_step(part, value):
             steps.append(part)
             value = _below(value, part)
@@ -116,6 +123,19 @@ def _are_of(found: Sequence[tuple[list[Any], Error]], value: Any) -> bool:
         if inner != error["input"]:
             return False
     return True
+
+
+def _of_tag(error: Error) -> Error:
+    """An error of the field that names a kind, instead of one of what has that field."""
+    context, kind = error.get("ctx") or {}, str(error["type"])
+    name = str(context.get("discriminator", "")).strip("'")
+    if not name.isidentifier():  # a function chooses among the kinds
+        return error
+    error = {**error, "loc": (*error["loc"], name)}
+    if kind == "union_tag_not_found":
+        return error | {"type": "missing"}
+    expected = {"expected": context["expected_tags"]}
+    return error | {"type": "literal_error", "input": context["tag"], "ctx": expected}
 
 
 def _is_tag(error: Error) -> bool:
@@ -153,29 +173,30 @@ def _reason(errors: list[Error]) -> str:
     """What a sentence says behind the field."""
     error, context = errors[0], errors[0].get("ctx") or {}
     kind = error["type"]
-    if kind == "missing":
+    if kind in _MISSING:
         return " is missing; give it"
-    if kind == "extra_forbidden":
+    if kind in _UNREAD:
         return " is no field that is read; leave it out"
-    if kind == "value_error":
-        said = error["msg"].removeprefix("Value error, ").partition("\n")[0]
-        return f": {re.sub(r' [(]parameter=.*[)]$', '', said).rstrip('.')}"
-    if kind == "too_long":
-        return f": found {context['actual_length']} entries; expected at most " + str(
-            context["max_length"]
-        )
+    if kind in _SAID:
+        said = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        return f": {said.partition(chr(10))[0].rstrip('.')}"
+    if kind in ("too_long", "too_short"):
+        most = kind == "too_long"
+        bound = context["max_length" if most else "min_length"]
+        found = context["actual_length"]  # None if it was not counted to its end
+        counted = "more" if found is None else f"{found} entries"
+        return f": found {counted}; expected at {'most' if most else 'least'} {bound}"
     said = dict.fromkeys(_expected(one) for one in errors)
     return f": found {_shown(error.get('input'))}; expected {' or '.join(said)}"
 
 
 def _expected(error: Error) -> str:
     said = error["msg"].partition("\n")[0].rstrip(".")
+    if template := _BY_TYPE.get(error["type"]):
+        said = template.format_map({"last": said.rpartition(" ")[2]} | (error.get("ctx") or {}))
+        return re.sub(r"\b(True|False)\b", lambda word: word[0].lower(), said)
     for start in ("Input should be ", "Input should have ", "String should have "):
         said = said.removeprefix(start)
-    said = said.partition(", unable to parse")[0].partition(", got a number with")[0]
-    said = re.sub(r" or instance of \w+", "", said)
-    for theirs, ours in _WORDS:
-        said = said.replace(theirs, ours)
     return said
 
 

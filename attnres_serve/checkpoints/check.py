@@ -1,7 +1,7 @@
 """``attnres-serve check``: what would be served, told by config.json and headers alone."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attnres_serve import formats
@@ -71,7 +71,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """The facts about a checkpoint that was checked.
 
     Sizes are in bytes, but ``block_size`` is in words and ``notes`` are sentences about blocks that
-    are seldom meant.  ``weights_bytes`` is the memory for the weights as they are served;
+    are seldom meant.  ``stored_dtype`` is ``mixed`` if ``stored_dtypes`` are several, first the one
+    of most bytes.  ``weights_bytes`` is the memory for the weights as they are served;
     ``bank_bytes_per_token`` is that of the finished blocks and the partial sum where a site reads
     most of them, for every token of a step, and ``bank_bytes_of_8192_tokens`` that of such a step
     by the number of tensor-parallel workers that divide it (``--attnres-shard-sites on``);
@@ -93,6 +94,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     attnres = sum(header.elements for header in own)
     dtype = served_dtype(config, base)
     stored = sum(header.stored_bytes for header in base)
+    types = stored_dtypes([*base, *own])
     all_sites = sites(spec) if spec else ()
     rows = max((site.num_sources for site in all_sites), default=0)
     family = FAMILIES[parsed.base]
@@ -123,7 +125,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "images": sum(is_of_images(rename(name)) for name in checkpoint.headers),
         "unread": [name for name in checkpoint.headers if is_unread(rename(name))],
         "draft_head": bool(drafts) and not draft.head_problem(parsed, checkpoint.index),
-        "stored_dtype": stored_dtype(base),
+        "stored_dtype": types[0] if len(types) == 1 else "mixed",
+        "stored_dtypes": types,
         "quantised": quantised,
         "dtype": dtype,
         "weights_bytes": (stored if quantised else elements * BYTES[dtype])
@@ -164,18 +167,19 @@ def _split(checkpoint: Checkpoint) -> tuple[list[Header], list[Header], int]:
     return own, base, drafts
 
 
-def stored_dtype(headers: list[Header]) -> str:
-    """The type that most bytes of the weights have."""
+def stored_dtypes(headers: Iterable[Header]) -> list[str]:
+    """The types of the weights, first the one that most of their bytes have."""
     totals: dict[str, int] = {}
     for header in headers:
         totals[header.dtype] = totals.get(header.dtype, 0) + header.stored_bytes
-    most = max(totals, key=lambda dtype: totals[dtype], default="nothing")
-    return DTYPES.get(most, most)
+    return [DTYPES.get(name, name) for name in sorted(totals, key=lambda name: -totals[name])]
 
 
 def served_dtype(config: Mapping[str, Any], headers: list[Header]) -> str:
     """What vLLM's ``--dtype auto`` makes of a model where bfloat16 is supported."""
-    stated = config.get("dtype") or config.get("torch_dtype") or stored_dtype(headers)
+    stated = (
+        config.get("dtype") or config.get("torch_dtype") or next(iter(stored_dtypes(headers)), "")
+    )
     return "float16" if str(stated).removeprefix("torch.") == "float16" else "bfloat16"
 
 
@@ -219,7 +223,7 @@ def render(facts: Mapping[str, Any]) -> str:
         or "none",
         "chat template": "yes" if facts.get("chat_template") else NO_TEMPLATE,
         "parameters": parameters,
-        "dtype": f"stored in {facts['stored_dtype']}, served in {facts['dtype']} by default",
+        "dtype": f"{_stored(facts)}, served in {facts['dtype']} by default",
         "weights": f"{amount(facts['weights_bytes'])} of memory",
         "block bank": f"{amount(facts['bank_bytes_per_token'])} for every token of a step",
         "KV cache": f"{amount(facts['kv_cache_bytes_per_token'])} for every token of the context",
@@ -251,6 +255,11 @@ def render(facts: Mapping[str, Any]) -> str:
         del lines["tokenizer"], lines["chat template"]
     rows = [*lines.items(), *(("note", note) for note in facts["notes"])]
     return "\n".join(f"{name:14}{value}" for name, value in rows)
+
+
+def _stored(facts: Mapping[str, Any]) -> str:
+    *others, last = facts["stored_dtypes"]
+    return f"mixed, stored in {', '.join(others)} and {last}" if others else f"stored in {last}"
 
 
 def amount(size: int) -> str:

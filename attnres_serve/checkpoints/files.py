@@ -19,6 +19,7 @@ INDEX = "model.safetensors.index.json"
 _POINTER = b"version https://git-lfs"  # the first bytes of one
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 # Weights of other kinds, by their files.
 OTHER_KINDS = {
     "*.gguf": "a GGUF file, for llama.cpp, which is not read here; give the safetensors of the "
@@ -72,6 +73,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     path = folder / "config.json"
     if not path.is_file():
+        if (folder / ADAPTER_CONFIG).is_file():
+            raise CheckpointError(_of_an_adapter(folder / ADAPTER_CONFIG, beside=False))
         raise CheckpointError(
             f"{folder} has no config.json, so it is not a checkpoint folder."
             f"{_other_kind(folder.iterdir())}"
@@ -185,13 +188,16 @@ def safetensors_files(folder: Path) -> list[Path]:
 
 
 def _of_an_adapter(path: Path, beside: bool) -> str:
-    way = f"serve it with --enable-lora --lora-modules NAME={shlex.quote(str(path.parent))}"
+    way = f"serve it with `--enable-lora --lora-modules NAME={shlex.quote(str(path.parent))}`"
     if beside:
         return (
             f"{path} is an adapter beside the weights, which vLLM would read as weights; move it "
-            "and adapter_config.json to a folder of their own, and name that to --lora-modules."
+            f"and {ADAPTER_CONFIG} to a folder of their own, and name that to --lora-modules."
         )
-    return f"{path} is an adapter and no model; give the model that it was trained on, and {way}."
+    return (
+        f"{path} is of a LoRA adapter and no model; give the model that it was trained on, and "
+        f"{way}."
+    )
 
 
 def _other_kind(paths: Iterable[Path]) -> str:

@@ -1,5 +1,6 @@
 """vLLM's FastAPI app: its routes, headers, state and end."""
 
+import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,13 +18,16 @@ def served_names(state) -> list[str]:
 def no_such_model(models, name: str) -> str:
     """The sentence for a name that neither the served model nor an adapter has.
 
+    A name that is a path of this machine is not told.
+
     Args:
         models: vLLM's ``openai_serving_models``.
         name: that was asked for.
     """
     names = [*(model.name for model in models.base_model_paths), *models.lora_requests]
-    there_is = sentences.some(f"`{one}`" for one in names)
-    return for_client(f"The model `{name}` does not exist; there is {there_is}.")
+    listed = sentences.some(f"`{one}`" for one in names if not os.path.isabs(one))
+    there_is = f"there is {listed}" if listed else "GET /v1/models lists those that do"
+    return for_client(f"The model `{name}` does not exist; {there_is}.")
 
 
 async def model_cards(state) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from attnres_serve.compat.workarounds import (
     adapter_refusals,
     adapters_again,
     amx,
+    bare_refusals,
     compile_paths,
     compiled_code,
     dead_engine,
@@ -133,6 +134,7 @@ def worker(vllm_config) -> None:
 def routes() -> None:
     """Called where a server's routes are made, before adapters are loaded (idempotent)."""
     adapter_refusals.PATCH.apply()
+    bare_refusals.PATCH.apply()
     for patch in (*dead_engine.PATCHES, *long_refusals.PATCHES):
         patch.apply()
     model_names.PATCH.apply()

@@ -59,6 +59,7 @@ def trace(
     Raises:
         SettingError: there is no trace, and why, in one sentence.  It is a ValueError.
     """
+    _require_no_typo(engine)
     where = os.fspath(model_or_url)
     if tokens is not None and not isinstance(tokens, Mapping):
         tokens = _numbers("tokens", tokens)
@@ -81,7 +82,6 @@ def trace(
         return Trace(ask.ask(Server(where, key), prompt, question))
     if key is not None:
         raise SettingError("key is for a server that runs; one that is started has its own.")
-    _require_no_typo(engine)
     if question.edits:
         edit_lists.require_few_tokens(question.max_tokens, "max_tokens", "edits")
     words = _words({"max_model_len": max_model_len} | engine)
@@ -90,10 +90,13 @@ def trace(
 
 
 def _require_no_typo(engine: Mapping[str, Any]) -> None:
-    """Refuse a flag that is an argument of ``trace`` but for a letter or two."""
+    """Refuse a flag that is an argument of ``trace`` except for a few letters.
+
+    No flag of vLLM's is as near to one: ``max_logprobs`` has 0.8.
+    """
     own = [name for name in inspect.signature(trace).parameters if name != "engine"]
     for name in engine:
-        if near := difflib.get_close_matches(name, own, n=1, cutoff=0.85):
+        if near := difflib.get_close_matches(name, own, n=1, cutoff=0.82):
             raise SettingError(f"{name} is no argument of trace; did you mean {near[0]}?")
 
 

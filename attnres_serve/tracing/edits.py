@@ -148,10 +148,12 @@ class _Table:
             site.index: {name: number for number, name in enumerate(site.sources)}
             for site in self.mixing
         }
-        self.sources = {name for numbers in self.numbers.values() for name in numbers}
+        self.sources = dict.fromkeys(name for each in self.numbers.values() for name in each)
 
 
 def _resolve(edit: Edit, name: str, table: _Table, length: int) -> Resolved:
+    # Before all else: what else an edit needs can be told of a site that there is.
+    named = None if edit.sites is None else _sites(edit.sites, name, table)
     runs = _runs(positions(edit.tokens, length, f"{name}.tokens: "))
     sources = edit.sources
     if sources is not None and len(set(sources)) < len(sources):
@@ -163,17 +165,18 @@ def _resolve(edit: Edit, name: str, table: _Table, length: int) -> Resolved:
     if edit.kind == "ban" and sources is None:
         raise SettingError(f"{name}.ban needs `sources`: no site can do without all of its own.")
     values = _values(edit, name)
-    if edit.sites is None:
+    if named is None:
         for source in sources or ():
             if source not in table.sources:
-                raise SettingError(f"{name}: no site of this model reads {source}.")
+                raise SettingError(
+                    f"{name}.sources: no site of this model reads {source}; its sites read "
+                    f"{sentences.some(table.sources)}."
+                )
         chosen = _possible(edit, table)
         if not chosen:
             raise SettingError(f"{name}: no site of this model reads {_listed(sources)} so.")
     else:
-        chosen = [
-            (site, _columns(site, sources, name, table)) for site in _sites(edit.sites, name, table)
-        ]
+        chosen = [(site, _columns(site, sources, name, table)) for site in named]
     for site, columns in chosen:
         if edit.weights is not None and len(columns) != len(values):
             raise SettingError(

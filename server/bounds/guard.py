@@ -20,6 +20,8 @@ PROBES = frozenset({"/health", "/ready", "/ping"})
 METRICS = "/metrics"
 ROOT = "/"  # leads to the page
 PAGE = "/attn_res"  # the page and the files under it, which hold no data
+MISSING = "This route needs an API key; send it as `Authorization: Bearer KEY`."
+WRONG = "This is not an API key of this server; send one that is, as `Authorization: Bearer KEY`."
 
 
 class Guard:
@@ -66,12 +68,10 @@ class Guard:
                 "A server on a loopback address without an API key answers to localhost and to "
                 "addresses only, and Host names something else; ask for 127.0.0.1 or set a key.",
             )
-        if self.digests and not self._is_public(scope) and not self._has_key(scope):
-            return refuse(
-                401,
-                "This route needs an API key; send it as `Authorization: Bearer KEY`.",
-                www_authenticate="Bearer",
-            )
+        if self.digests and not self._is_public(scope):
+            key = _key_of(scope)
+            if key is None or not self._is_one(key):
+                return refuse(401, MISSING if key is None else WRONG, www_authenticate="Bearer")
         flag = self.closed.get(get_route_path(scope))
         if flag is not None:
             return refuse(404, f"This route is for servers that are started with {flag}.")
@@ -83,15 +83,19 @@ class Guard:
             return scope.get("method") in ("GET", "HEAD")  # a body would take a place (``limits``)
         return path in PROBES
 
-    def _has_key(self, scope: Scope) -> bool:
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                scheme, _, key = value.partition(b" ")
-                found = sha256(key).digest()
-                # All of them are compared, so that the time does not tell which one is near.
-                same = [compare_digest(found, digest) for digest in self.digests]
-                return scheme.lower() == b"bearer" and any(same)
-        return False
+    def _is_one(self, key: bytes) -> bool:
+        found = sha256(key).digest()
+        # All of them are compared, so that the time does not tell which one is near.
+        return any([compare_digest(found, digest) for digest in self.digests])
+
+
+def _key_of(scope: Scope) -> bytes | None:
+    """The key that a request gives; None if it gives none."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            return key if key.strip() and scheme.lower() == b"bearer" else None
+    return None
 
 
 def is_of_page(path: str) -> bool:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoints import GOLDENS, edit, write_fla, write_house, write_standard
 from cost import of_a_start
 from hub import MODEL, cached
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from serving import DEMO
 
 from attnres_serve import cli
@@ -81,6 +82,41 @@ def test_facts(name: str, tmp_path: Path, asked: Callable) -> None:
     attention = spec.sublayers["attention"]
     per_layer = 2 * attention.kv_heads * attention.head_dim
     assert facts["kv_cache_bytes_per_token"] == width * per_layer * spec.layers
+
+
+@pytest.mark.parametrize(
+    ("changed", "types", "says"),
+    [
+        ({}, ["bfloat16"], "stored in bfloat16, served"),
+        ({"norm": torch.float32}, ["bfloat16", "float32"], "stored in bfloat16 and float32,"),
+        ({"proj": torch.float32}, ["float32", "bfloat16"], "stored in float32 and bfloat16,"),
+        (
+            {"norm": torch.float32, "down_proj": torch.float16},
+            ["bfloat16", "float16", "float32"],
+            "stored in bfloat16, float16 and float32, served in bfloat16",
+        ),
+        ({"res_": torch.float32}, ["bfloat16", "float32"], "stored in bfloat16 and float32,"),
+    ],
+    ids=str,
+)
+def test_several_types(
+    changed: dict[str, torch.dtype],
+    types: list[str],
+    says: str,
+    tmp_path: Path,
+    asked: Callable,
+) -> None:
+    """All are named, whether tensors of the backbone have them or those of AttnRes."""
+    write_house(tmp_path, layers=2, block_size=1)
+    tensors = load_file(tmp_path / WEIGHTS)
+    for part, dtype in changed.items():
+        tensors |= {name: t.to(dtype) for name, t in tensors.items() if part in name}
+    save_file(tensors, tmp_path / WEIGHTS, {"format": "pt"})
+    facts = json.loads(asked("--json", tmp_path)[1])
+    assert facts["stored_dtypes"] == types
+    assert facts["stored_dtype"] == (types[0] if len(types) == 1 else "mixed")
+    line = f"{'mixed, ' if len(types) > 1 else ''}{says}"
+    assert line in asked(tmp_path)[1]
 
 
 @pytest.mark.parametrize("name", sorted(folder.name for folder in GOLDENS.iterdir()))

@@ -494,7 +494,10 @@ def test_git_lfs_pointers(name: str, folder: Path, refused: Callable[..., str]) 
         ("__0_0.distcp", "__0_0.distcp is a shard of torch.distributed.checkpoint (FSDP)"),
         ("pytorch_model_fsdp_0", "is a folder of FSDP's"),
         ("global_step500", "is a folder of DeepSpeed's"),
-        ("adapter_model.safetensors", "is an adapter and no model; give the model that it was"),
+        (
+            "adapter_model.safetensors",
+            "is of a LoRA adapter and no model; give the model that it was",
+        ),
     ],
 )
 def test_weights_of_other_kinds(
@@ -514,6 +517,19 @@ def test_gguf_files(name: str, folder: Path, refused: Callable[..., str]) -> Non
     (folder / WEIGHTS).unlink()
     (folder / "config.json").unlink()
     assert said in refused(folder)
+
+
+@pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin", None])
+def test_a_folder_of_an_adapter(
+    weights: str | None, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    """As PEFT saves it, without a config.json."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    if weights:
+        (tmp_path / weights).touch()
+    said = refused(tmp_path)
+    assert "adapter_config.json is of a LoRA adapter and no model; give the model that" in said
+    assert f"serve it with `--enable-lora --lora-modules NAME={tmp_path}`." in said
 
 
 def test_an_adapter_beside_the_weights(folder: Path, refused: Callable[..., str]) -> None:

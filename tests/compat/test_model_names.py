@@ -17,10 +17,14 @@ from attnres_serve.compat.workarounds import model_names
     ("names", "adapters", "listed"),
     [
         (["mine"], {}, "there is `mine`."),
-        (["mine", "/m/mine"], {"tuned": None}, "there is `mine`, `/m/mine`, `tuned`."),
+        (["mine", "m/mine"], {"tuned": None}, "there is `mine`, `m/mine`, `tuned`."),
+        (["mine", "/m/mine"], {}, "there is `mine`."),
+        (["/m/mine"], {"tuned": None}, "there is `tuned`."),
+        (["/m/mine"], {}, "GET /v1/models lists those that do."),
     ],
 )
 def test_a_missing_model(names, adapters, listed) -> None:
+    """Of a path of the machine, which is a name as well, nothing is told."""
     model_names.PATCH.apply()
     model_names.PATCH.apply()
     serving = BaseServing.__new__(BaseServing)

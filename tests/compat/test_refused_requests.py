@@ -9,6 +9,7 @@ from serving import DEMO
 
 from attnres_serve.checkpoints import tokenizer
 from attnres_serve.compat.workarounds import (
+    bare_refusals,
     grammar_refusals,
     ids_without_row,
     penalties,
@@ -54,6 +55,23 @@ def test_a_length_penalty_that_overflows(monkeypatch: pytest.MonkeyPatch, penalt
     assert asked(-50) == asked(1) == "beams"
 
 
+# --- sentences of vLLM's
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value"), [("max_tokens", 5000), ("stop", ["a (b)"]), ("seed", None), (None, 5)]
+)
+def test_a_sentence_without_its_field(parameter: str | None, value: Any) -> None:
+    """Which stands in the answer's ``param``."""
+    from vllm.entrypoints.openai.models.serving import create_error_response
+
+    for _ in range(2):  # idempotent
+        bare_refusals.PATCH.apply()
+    said = "It is too long (at most 9)."
+    found = create_error_response(VLLMValidationError(said, parameter=parameter, value=value)).error
+    assert (found.message, found.param, found.code) == (said, parameter, 400)
+
+
 # --- grammars
 
 
@@ -89,6 +107,7 @@ def one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "_validate_structured_outputs"
     monkeypatch.setattr(SamplingParams, name, getattr(SamplingParams, name))
     grammar_refusals.PATCH.apply()
+    bare_refusals.PATCH.apply()
 
 
 @pytest.mark.usefixtures("one_sentence")

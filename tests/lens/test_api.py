@@ -280,9 +280,6 @@ def test_what_the_server_refuses_is_its_sentence(own):
         ({"edits": BAN, "max_tokens": 65}, "max_tokens is 65; with edits expected at most 64"),
         ({"lens": -1}, "lens: found -1; expected at least 0"),
         ({"key": "a key"}, "key is for a server that runs"),
-        ({"max_token": 3}, "max_token is no argument of trace; did you mean max_tokens"),
-        ({"max_model_length": 3}, "max_model_length is no argument .* mean max_model_len"),
-        ({"edit": BAN}, "edit is no argument of trace; did you mean edits"),
     ],
 )
 def test_a_refusal_is_one_sentence(asked, sentence, own):
@@ -341,7 +338,24 @@ def test_forms_of_text_and_token_ids(prompt, wanted, server):
     assert server["json"] == {"prompt": wanted}
 
 
-@pytest.mark.parametrize("flag", [{"dtype": "float32"}, {"max_model_len": 9}, {"max_token": 3}])
+@pytest.mark.parametrize("model", [DEMO, URL])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        *(("edit", "edits"), ("site", "sites"), ("token", "tokens"), ("logprob", "logprobs")),
+        *(("len", "lens"), ("max_token", "max_tokens"), ("max_new_tokens", "max_tokens")),
+        *(("keys", "key"), ("verbos", "verbose"), ("max_model_length", "max_model_len")),
+    ],
+)
+def test_a_name_that_is_nearly_an_argument(model, name, meant, own):
+    """Whether a server runs or is to be started, which has flags of its own."""
+    said = f"^{name} is no argument of trace; did you mean {meant}[?]$"
+    with pytest.raises(SettingError, match=said):
+        attnres_serve.trace(model, PROMPT, **{name: "ban sites=3"})
+    assert "flags" not in own and "url" not in own
+
+
+@pytest.mark.parametrize("flag", [{"dtype": "float32"}, {"max_model_len": 9}, {"max_logprobs": 3}])
 def test_flags_are_of_a_server_that_is_started(flag, server):
     (name,) = flag
     with pytest.raises(SettingError, match=f"{name} is for a server that is started"):

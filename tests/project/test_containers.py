@@ -144,6 +144,50 @@ def test_the_context_holds_what_is_copied_and_little_else():
     assert [name for name in copied if not (ROOT / name).exists()] == []
 
 
+# --- `make up`
+
+
+def make_up(tmp_path: Path, options: str, *words: str) -> subprocess.CompletedProcess:
+    """With stand-ins for an engine and for compose, which knows some options."""
+    for name in ("docker", "compose"):
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\n[ "$1" = --help ] && exec echo "{options}"\n'
+            f'echo {name} "$@" "serves $MODEL as $MODEL_NAME"\n'
+        )
+        (tmp_path / name).chmod(0o755)
+    tools = (f"CONTAINER={tmp_path / 'docker'}", f"COMPOSE={tmp_path / 'compose'}")
+    command = ["make", "--no-print-directory", "-o", "docker/api_key", "up", *tools, *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "name"),
+    [
+        ("examples/demo/checkpoint", (), "demo"),
+        ("tests/goldens", (), "goldens"),
+        ("tests/goldens/", (), "goldens"),
+        ("tests/goldens", ("MODEL_NAME=mine",), "mine"),
+    ],
+)
+def test_a_model_is_served_as_its_folder(tmp_path, model, words, name):
+    """As the server names it without a container, so that the same requests fit."""
+    done = make_up(tmp_path, "--profile PROFILE", f"MODEL={model}", *words)
+    assert done.returncode == 0, done.stderr
+    folder = ROOT / model
+    assert f"--profile cpu up -d serves {folder} as {name}\n" in done.stdout
+    service = yaml.safe_load(COMPOSE.read_text())["services"]["cpu"]
+    assert "--served-model-name ${MODEL_NAME" in " ".join(service["command"])
+
+
+@pytest.mark.parametrize("options", ["--project-name --file", ""])
+def test_a_compose_without_profiles_is_refused_before_anything_is_built(tmp_path, options):
+    done = make_up(tmp_path, options)
+    assert (done.returncode, done.stdout) == (2, "")
+    said = done.stderr.splitlines()[0]
+    assert said.startswith(f"{tmp_path / 'compose'} is missing or has no --profile; install ")
+    assert "podman-compose 1.1 or later" in said
+
+
 # --- compose.yaml
 
 

@@ -27,6 +27,7 @@ from attnres_serve.server import launcher, metrics
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+DOCS = ROOT / "docs"
 MANIFESTS = DEPLOY / "kubernetes"
 MONITORING = DEPLOY / "monitoring"
 UNIT = DEPLOY / "systemd" / "attnres-serve.service"
@@ -199,7 +200,7 @@ def metric_names(query: str) -> set[str]:
         ValueError: the query is no PromQL.
     """
     promql_parser.parse(query)
-    return set(re.findall(r"(?:attnres_|vllm:|http_)\w+", query))
+    return set(re.findall(r"(?:attnres_|vllm:|http_|process_)\w+", query))
 
 
 def our_names() -> set[str]:
@@ -219,6 +220,17 @@ def test_every_metric_of_ours_is_on_the_dashboard():
 
 # Prometheus.
 
+
+def test_every_alert_leads_to_its_part_of_a_page():
+    page = DOCS / "use" / "operations" / "alerts.md"
+    parts = re.findall(r"^## (\w+)$", page.read_text(), re.M)
+    rules = read(MONITORING / "prometheus-rule.yaml")["spec"]["groups"][0]["rules"]
+    assert sorted(parts) == sorted(rule["alert"] for rule in rules)
+    for rule in rules:
+        address = f"{page.relative_to(ROOT)}#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == address
+
+
 RULES_TEST = """
 rule_files: [rules.yaml]
 evaluation_interval: 1m
@@ -229,6 +241,18 @@ tests:
       - {series: 'attnres_bank_bytes{instance="a"}', values: "1x10 stale"}
       - {series: 'attnres_bank_bytes{instance="b"}', values: "1x20 stale"}
       - {series: 'up{instance="b"}', values: "1x20 0x20"}
+      - {series: 'up{job="other", instance="a"}', values: "0x40"}
+      - {series: 'attnres_bank_bytes{job="two", instance="a"}', values: "1x20 stale"}
+      - {series: 'up{job="two", instance="a"}', values: "1x20"}
+      - {series: 'up{job="two", instance="b"}', values: "0x20"}
+      - {series: 'process_start_time_seconds{job="two", instance="a"}', values: "5 5 6 6 7x16"}
+      - {series: 'process_start_time_seconds{job="two", instance="b"}', values: "5 5 6 6 6x16"}
+      - {series: 'process_start_time_seconds{job="other", instance="a"}', values: "5 6 7 8 9x16"}
+      - {series: 'vllm:time_to_first_token_seconds_bucket{instance="a", le="5"}', values: "0x30"}
+      - {series: 'vllm:time_to_first_token_seconds_bucket{instance="a", le="9"}', values: "0+9x30"}
+      - {series: 'vllm:time_to_first_token_seconds_bucket{instance="a", le="Inf"}', values: 0+9x30}
+      - {series: 'vllm:time_to_first_token_seconds_bucket{instance="b", le="5"}', values: "0+9x30"}
+      - {series: 'vllm:time_to_first_token_seconds_bucket{instance="b", le="Inf"}', values: 0+9x30}
       - {series: 'vllm:num_requests_waiting{instance="a", engine="0"}', values: "20x30"}
       - {series: 'attnres_forward_passes_total{mode="eager", instance="a"}', values: "0+60x40"}
       - {series: 'attnres_forward_passes_total{mode="compiled", instance="a"}', values: "1x40"}
@@ -244,6 +268,18 @@ tests:
       - eval_time: 27m
         alertname: AttnResNoServer
         exp_alerts: [{exp_labels: {severity: critical}}]
+      - {eval_time: 4m, alertname: AttnResServerDown}
+      - eval_time: 6m
+        alertname: AttnResServerDown
+        exp_alerts: [{exp_labels: {severity: warning, job: two, instance: b}}]
+      - {eval_time: 3m, alertname: AttnResRestarts}
+      - eval_time: 6m
+        alertname: AttnResRestarts
+        exp_alerts: [{exp_labels: {severity: warning, job: two, instance: a}}]
+      - {eval_time: 5m, alertname: AttnResSlowFirstToken}
+      - eval_time: 25m
+        alertname: AttnResSlowFirstToken
+        exp_alerts: [{exp_labels: {severity: warning, instance: a}}]
       - {eval_time: 5m, alertname: AttnResRequestsWait}
       - eval_time: 15m
         alertname: AttnResRequestsWait
@@ -252,6 +288,14 @@ tests:
         alertname: AttnResEagerPasses
         exp_alerts: [{exp_labels: {severity: warning, instance: a}}]
 """
+
+
+def filled(texts: dict[str, str], labels: dict[str, str]) -> dict[str, str]:
+    """The annotations of a rule, with the labels of an alert."""
+    return {
+        key: re.sub(r"{{ [$]labels[.](\w+) }}", lambda name: labels[name[1]], text)
+        for key, text in texts.items()
+    }
 
 
 def test_promtool_accepts_the_rules_and_they_fire(tmp_path):
@@ -263,10 +307,7 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path):
     for alert in (case := yaml.safe_load(RULES_TEST))["tests"][0]["alert_rule_test"]:
         (rule,) = (one for one in spec["groups"][0]["rules"] if one["alert"] == alert["alertname"])
         for expected in alert.get("exp_alerts", ()):
-            expected["exp_annotations"] = {
-                key: text.replace("{{ $labels.instance }}", "a")
-                for key, text in rule["annotations"].items()
-            }
+            expected["exp_annotations"] = filled(rule["annotations"], expected["exp_labels"])
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(case))
     for words in (["check", "rules", "rules.yaml"], ["test", "rules", "test.yaml"]):
         done = subprocess.run(

@@ -36,7 +36,7 @@ from attnres_serve import cli
 from attnres_serve.compat import openai_app, openai_server, requests
 from attnres_serve.compat.workarounds import ids_without_row, unsendable, worker_limits
 from attnres_serve.server import launcher, refusal
-from attnres_serve.server.bounds import fail_fast, limits, reading
+from attnres_serve.server.bounds import fail_fast, guard, limits, reading
 from attnres_serve.server.bounds.guard import PAGE, PROBES, ROOT, is_local
 from attnres_serve.server.bounds.headers import BoundedHeaders
 from attnres_serve.server.bounds.policy import Policy, read_keys
@@ -127,28 +127,28 @@ def test_the_page_is_open_to_who_reads_it_alone(path):
     assert ask(app_of(), "POST", path).status == 401
 
 
+NO_KEY, ANOTHER = "This route needs an API key; ", "This is not an API key of this server; "
+
+
 @pytest.mark.parametrize(
-    ("value", "status"),
+    ("value", "says"),
     [
-        (f"Bearer {KEY}", 200),
-        (f"bearer {KEY}", 200),
-        ("Bearer another", 200),
-        (f"Bearer {KEY} ", 401),
-        (f"Bearer  {KEY}", 401),
-        (f"Bearer {KEY.upper()}", 401),
-        (f"Bearer {KEY[:-1]}", 401),
-        (f"Basic {KEY}", 401),
-        (KEY, 401),
-        ("Bearer", 401),
-        ("Bearer ", 401),
-        ("", 401),
-        ("Bearer \xe4\U0001f511", 401),
+        *((value, None) for value in (f"Bearer {KEY}", f"bearer {KEY}", "Bearer another")),
+        *((f"Bearer {key}", ANOTHER) for key in (f"{KEY} ", f" {KEY}", KEY.upper(), KEY[:-1])),
+        *((f"Bearer {key}", ANOTHER) for key in ("\xe4\U0001f511", "None", f"{KEY}{KEY}")),
+        *((value, NO_KEY) for value in (f"Basic {KEY}", KEY, "Bearer", "Bearer ", "Bearer  ", "")),
     ],
 )
-def test_only_a_key_opens(value, status):
+def test_only_a_key_opens(value, says):
+    """Of another one the sentence says no more than that, however near it is."""
     app = app_of(keys=(KEY, "another"))
-    assert ask(app, "POST", DATA[0], [("Authorization", value)]).status == status
-    assert len(app.state.reached) == (status == 200)
+    answer = ask(app, "POST", DATA[0], [("Authorization", value)])
+    assert answer.status == (401 if says else 200)
+    assert len(app.state.reached) == (not says)
+    if says:
+        whole = {NO_KEY: guard.MISSING, ANOTHER: guard.WRONG}[says]
+        assert error_of(answer) == whole and whole.startswith(says)
+        assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_the_first_of_two_authorizations_counts():

@@ -448,7 +448,16 @@ def edit(**fields: Any) -> dict[str, Any]:
             edit(mean=True, sites=[3, 8], sources=["block 2"]),
             "edits[0].sources: site 3 (the MLP of layer 1) does not read block 2; it reads",
         ),
-        (edit(mean=True, sources=["block 9"]), "edits[0]: no site of this model reads block 9"),
+        (
+            edit(ban=True, sites=[99]),
+            "there is no site 99; this model's are 0 to 10, or of the kinds",
+        ),
+        (edit(force=True, sites=["norm"], tokens=[500]), "there is no site norm; this model's are"),
+        (edit(scale=2, sites=[99], sources=[]), "there is no site 99"),
+        (
+            edit(mean=True, sources=["block 9"]),
+            "edits[0].sources: no site of this model reads block 9; its sites read embedding, ",
+        ),
         (edit(mean=True, tokens=[1]), "edits[0].tokens: there is no token 1; the sequence has"),
         (edit(ban=True), "edits[0].ban needs `sources`"),
         (edit(force=True, sources=["embedding", "partial"]), "needs exactly one of the sources"),

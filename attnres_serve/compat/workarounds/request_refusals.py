@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from attnres_serve.compat.patch import Patch
@@ -28,19 +27,10 @@ def refuse_by(client, problem: Callable[[Any], str | None]) -> None:
 
 def refusal(sentence: str) -> Exception:
     """The error that clients get as a 400; its ``param`` is the first field in backticks."""
-    field = re.search(r"`([\w.]+)`", sentence)
-    return _class_of_refusals()(sentence, parameter=field and field[1])
-
-
-@cache
-def _class_of_refusals() -> type:
     from vllm.exceptions import VLLMValidationError
 
-    class Refusal(VLLMValidationError):
-        def __str__(self) -> str:
-            return self.args[0]  # vLLM's adds the parameter to the sentence
-
-    return Refusal
+    field = re.search(r"`([\w.]+)`", sentence)
+    return VLLMValidationError(sentence, parameter=field and field[1])
 
 
 PATCH = Patch(
