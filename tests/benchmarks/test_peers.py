@@ -151,7 +151,8 @@ def order(monkeypatch) -> list[str]:
             tokens = [[7] * wanted for _, wanted in requests]
             return {"seconds": 2.0 + len(peer.name), "tokens": tokens}
 
-        yield SimpleNamespace(name=peer.name, contender=contender, at_start=facts(peer), ask=ask)
+        engine = {"name": peer.name, "contender": contender, "at_start": facts(peer), "ask": ask}
+        yield SimpleNamespace(**engine, wait=lambda: None)
         asked.append("ended")
 
     monkeypatch.setattr(peers, "running", running)

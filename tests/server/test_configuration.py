@@ -199,6 +199,24 @@ def test_the_command_line_replaces_a_flag_of_a_file(folder, words, file, wanted)
     assert read(*found.words).given == {k: v for k, v in found.given.items() if k != "model"}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--served-model-name", "my_model", "a_b=c_d"),
+        ("--speculative-config", '{"method": "draft_model", "num_speculative_tokens": 1}'),
+        ("--tokenizer", "a_folder/with_a.name"),
+        ("--dtype=bfloat16", "--tokenizer=a_b"),
+    ],
+)
+def test_values_come_to_vllm_as_they_are(folder, words) -> None:
+    """With underscores; in the names of flags these are dashes."""
+    first, *values = words
+    name, equals, value = first.partition("=")
+    spelt = "--" + name.removeprefix("--").replace("-", "_")
+    found = read("--max_sequences", "4", spelt + equals + value, *values)
+    assert found.words == words
+
+
 def test_a_checkpoint_in_its_place_replaces_that_of_a_file(folder, served) -> None:
     Path("serve.yaml").write_text("model: nowhere\nport: 0\n")
     assert cli.main(["serve", str(DEMO), "--config", "serve.yaml"]) == 0

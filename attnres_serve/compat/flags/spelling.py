@@ -21,7 +21,12 @@ def is_flag(word: str, flag: str) -> bool:
 
 
 def dashed(word: str) -> str:
-    """A word with dashes for the underscores in the name of its flag, not in keys behind dots."""
+    """A word with dashes for the underscores in the name of its flag, not in keys behind dots.
+
+    A word that is no flag, such as a flag's value, stays as it is.
+    """
+    if not word.startswith("--"):
+        return word
     name, equals, value = word.partition("=")
     begin, dot, keys = name.partition(".")
     return begin.replace("_", "-") + dot + keys + equals + value
@@ -31,14 +36,12 @@ def usual(words: Sequence[str]) -> list[str]:
     """Words with dashes in names, ``-O3`` written out, and keys behind dots as one JSON object."""
     found: list[str] = []
     for place, word in enumerate(words):
-        if word.startswith("--"):
-            found.append(dashed(word))
-        elif word.startswith("-O") and word != "-O":
+        if word.startswith("-O") and word != "-O":
             found += [LEVEL, word[3:] if word[2] == "=" else word[2:]]
         elif word == "-O" and words[place + 1 : place + 2] in (["0"], ["1"], ["2"], ["3"]):
             found.append(LEVEL)
         else:
-            found.append(word)
+            found.append(dashed(word))
     return _with_objects(found)
 
 
