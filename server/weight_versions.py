@@ -3,12 +3,14 @@
 import json
 from typing import Any
 
+from starlette._utils import get_route_path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attnres_serve.compat import token_counts
 
 KEY = "weight_versions"
+OURS = "/v1/attn_res"  # a trace states its version itself, and is large
 # The event of a stream that ends an answer: of completions and chats, responses, and messages.
 ENDS = (b'"finish_reason":"', b'"type":"response.completed"', b'"type":"message_delta"')
 
@@ -24,7 +26,7 @@ class WeightVersions:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or get_route_path(scope).startswith(OURS):
             await self.app(scope, receive, send)
             return
         counts = token_counts.current()

@@ -55,6 +55,11 @@ def app_of(client: SimpleNamespace) -> TestClient:
             await compute()
         return JSONResponse({"choices": [{"text": "é", "logprob": -0.1234567890123}]})
 
+    @app.get("/v1/attn_res/trace")
+    async def trace() -> JSONResponse:
+        await compute()
+        return JSONResponse({})
+
     @app.get("/text")
     async def text() -> PlainTextResponse:
         await compute()
@@ -94,6 +99,10 @@ def test_the_event_that_ends_an_answer(path):
     assert key.pop(KEY) == ["one", "two"]
     assert f"data: {json.dumps(key, separators=(',', ':'))}" in before
     assert len(named.splitlines()) == len(before)
+
+
+def test_a_trace_is_left_as_it_is():
+    assert app_of(client_of("one")).get("/v1/attn_res/trace").json() == {}
 
 
 def test_what_is_no_json_is_left():
