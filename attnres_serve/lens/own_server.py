@@ -85,11 +85,9 @@ def running(
 
 def _show(log: engine_log.EngineLog, show: Callable[[str], object]) -> None:
     """Show the phases that have begun since the last call."""
-    phases = [*events.PHASES]
     for event in log.events():
-        if event["event"] in phases[:-1]:
-            after = phases[phases.index(event["event"]) + 1]
-            show(f"starting a server: {events.PHASES[after]}")
+        if begun := events.BEGUN.get(event["event"]):
+            show(f"starting a server: {begun}")
 
 
 def _command(checkpoint: str, asked: Arguments, flags: Sequence[str]) -> list[str]:

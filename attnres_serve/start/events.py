@@ -18,6 +18,7 @@ PHASES = {
     "warm": "compile, warm up",
     "ready": "first request",
 }
+BEGUN = dict(zip(PHASES, [*PHASES.values()][1:], strict=False))  # the phase after each event
 VARIABLE = "ATTNRES_SERVE_EVENTS"  # the path of the pipe, set where somebody listens
 _held: dict[str, int] = {}  # descriptors of pipes by their paths
 
