@@ -124,7 +124,7 @@ def run(
 
 
 def seconds(started_s: float, round_s: float, rounds: Rounds, starts: int) -> float:
-    """About how long so many starts take together.
+    """About how long so many starts take together, with ``MARGIN``: as much as they are given.
 
     Args:
         started_s: what the first took before its first round.
@@ -132,7 +132,7 @@ def seconds(started_s: float, round_s: float, rounds: Rounds, starts: int) -> fl
         rounds: of a start.
         starts: their number.
     """
-    return started_s * (1 + AGAIN * (starts - 1)) + starts * sum(rounds) * round_s
+    return MARGIN * (started_s * (1 + AGAIN * (starts - 1)) + starts * sum(rounds) * round_s)
 
 
 def fitted(started_s: float, round_s: float, most: Rounds, starts: int, budget: float) -> Rounds:
@@ -145,7 +145,7 @@ def fitted(started_s: float, round_s: float, most: Rounds, starts: int, budget: 
     """
     plans = [Rounds(most.discarded, counted) for counted in range(most.counted, 0, -1)]
     for plan in plans:
-        if MARGIN * seconds(started_s, round_s, plan, starts) <= budget:
+        if seconds(started_s, round_s, plan, starts) <= budget:
             return plan
     return Rounds(1, 1)
 
