@@ -61,11 +61,16 @@ def one_billion(result: Mapping[str, Any]) -> list[str]:
     starts = ["without compiled code", *["with it"] * (len(result["served"]) - 1)]
     cells = [
         [name, f"{one['start_s']:.0f} s", f"{one['memory_gib']:.1f} GiB"]
-        + [f"{one[f'{part}_tokens_per_s']:.0f}" for part in ("prompt", "answer")]
+        + [speed(one[f"{part}_tokens_per_s"]) for part in ("prompt", "answer")]
         for name, one in zip(starts, result["served"], strict=True)
     ]
     head = ["start", "seconds", "memory", "tokens/s of a prompt", "of an answer"]
     return [*table(head, cells), "", *ratios(result)]
+
+
+def speed(rate: float) -> str:
+    """Tokens per second, with two digits at least."""
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
 def label(row: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ The last line on stdout is one JSON document; the table goes to stderr.
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
@@ -25,27 +26,33 @@ from attnres_serve.bench.command import BASELINE
 from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.process import attnres, plain
 from attnres_serve.bench.ratios import overheads
-from attnres_serve.bench.workload import BATCHES, STEPS, make_cells
+from attnres_serve.bench.workload import BATCHES, STEPS, Cell, make_cells
 from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
 from benchmarks.common import EIGHT, Length, add_length, asked_length, publish
 from benchmarks.serving.models import FLAGS, models
 from benchmarks.serving.shapes import LLAMAS, LONGEST, QUICK, SHAPES, Shape
 
+CELLS = tuple(make_cells(LONGEST, None, BATCHES, STEPS))
 CONTROL = "control"  # the name of a second baseline, whose ratio should be 1
 
 
 def measure(
-    shape: Shape, algorithms: list[str], control: bool, length: Length, budget: float = inf
+    shape: Shape,
+    algorithms: list[str],
+    control: bool,
+    length: Length,
+    budget: float = inf,
+    cells: Sequence[Cell] = CELLS,
+    flags: tuple[str, ...] = FLAGS,
 ) -> dict[str, Any]:
     """Measure one shape: engines, cells, overheads by algorithm and phase, and how often."""
     with models(shape) as (folder, twin, parsed):
         ours = is_ours(FAMILIES[parsed.base])
-        contenders = [plain(BASELINE, twin, FLAGS, ours)]
-        contenders += [attnres(name, folder, FLAGS, {ALGORITHM_KEY: name}) for name in algorithms]
+        contenders = [plain(BASELINE, twin, flags, ours)]
+        contenders += [attnres(name, folder, flags, {ALGORITHM_KEY: name}) for name in algorithms]
         if control:
-            contenders.append(plain(CONTROL, twin, FLAGS, ours))
-        cells = make_cells(LONGEST, None, BATCHES, STEPS)
+            contenders.append(plain(CONTROL, twin, flags, ours))
         found = session.run(contenders, cells, length.starts, length.rounds, budget)
     overhead = {
         contender.name: overheads(found.results, contender.name, BASELINE)

@@ -11,13 +11,19 @@ from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.formats.parsed_config import ParsedConfig
 from benchmarks.serving.shapes import LONGEST, Shape
 
-FLAGS = (
-    "--load-format=dummy",
-    "--dtype=bfloat16",
-    f"--max-model-len={LONGEST}",
-    f"--max-num-batched-tokens={LONGEST}",
-    "--max-num-seqs=8",
-)
+
+def flags(step: int = LONGEST) -> tuple[str, ...]:
+    """Flags of an engine; ``step``: the most tokens that it computes together, which it tries."""
+    return (
+        "--load-format=dummy",
+        "--dtype=bfloat16",
+        f"--max-model-len={LONGEST}",
+        f"--max-num-batched-tokens={step}",
+        "--max-num-seqs=8",
+    )
+
+
+FLAGS = flags()
 
 
 @contextmanager

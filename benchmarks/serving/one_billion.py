@@ -21,6 +21,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, prod
 from pathlib import Path
@@ -32,7 +33,7 @@ import torch
 
 from attnres_serve.bench import machine
 from attnres_serve.bench.measure import PROCEDURE
-from attnres_serve.bench.workload import STEPS, Cell, draw_prompts
+from attnres_serve.bench.workload import Cell, draw_prompts
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.files import Header
@@ -42,8 +43,8 @@ from benchmarks.common import Length, add_length, asked_length, publish
 from benchmarks.published import tables
 from benchmarks.serving import latency
 from benchmarks.serving.load import NAME, OURS, TOKENIZER, serving
-from benchmarks.serving.models import FLAGS
-from benchmarks.serving.shapes import Shape
+from benchmarks.serving.models import flags
+from benchmarks.serving.shapes import LONGEST, Shape
 
 FULL = [4, 8, 12, 13]
 SHAPE = Shape(
@@ -96,7 +97,6 @@ QUICK = replace(
     | {"num_experts": 8, "routed_expert_hidden_size": 64, "vocab_size": 2048},
 )
 STARTS = 2  # of the server: one that compiles, one that does not
-PROMPT, ANSWER = 512, 64  # tokens
 
 
 def write(shape: Shape, folder: Path) -> int:
@@ -146,29 +146,30 @@ def most_memory() -> float:
     return found / 2**20
 
 
-def serve(folder: Path, vocabulary: int, scratch: Path, times: int) -> list[dict[str, float]]:
-    """What is measured of every start of a server, by so many requests of each kind."""
+def serve(model: "Model", folder: Path, vocabulary: int, scratch: Path) -> list[dict[str, float]]:
+    """What is measured of every start of a server."""
+    times = model.times
     os.environ["VLLM_CACHE_ROOT"] = str(scratch / "cache")  # without what was compiled before
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # the server takes what the model needs
     found = []
     for number in range(STARTS):
         begin = time.perf_counter()
-        with serving(OURS, folder, FLAGS[1:]) as url:  # the first has no weights read
+        with serving(OURS, folder, model.flags[1:]) as url:  # the first has no weights read
             start_s = time.perf_counter() - begin
             short, long = [], []
             for turn in range(times):
-                cell = Cell("prefill", 1, PROMPT, 0)
+                cell = Cell("prefill", 1, model.prompt, 0)
                 (prompt,) = draw_prompts(vocabulary, cell, number * times + turn)
                 short.append(ask(url, prompt, 1))
-                long.append(ask(url, prompt[::-1], 1 + ANSWER))
+                long.append(ask(url, prompt[::-1], 1 + model.answer))
             memory = most_memory()
         prompt_s = sorted(short)[times // 2]
         found.append(
             {
                 "start_s": start_s,
                 "memory_gib": memory,
-                "prompt_tokens_per_s": PROMPT / prompt_s,
-                "answer_tokens_per_s": ANSWER / (sorted(long)[times // 2] - prompt_s),
+                "prompt_tokens_per_s": model.prompt / prompt_s,
+                "answer_tokens_per_s": model.answer / (sorted(long)[times // 2] - prompt_s),
             }
         )
         sys.stderr.write(f"{found[-1]}\n")
@@ -190,6 +191,9 @@ class Model(NamedTuple):
         shape, quick: its own, and a tiny one of its kind.
         said: what is measured, on the first line.
         times: requests of each kind of a start, of which the median counts.
+        prompt, answer: tokens of a request.
+        step: the most tokens that an engine computes together, as it does once while it starts.
+        cells: of latency.
     """
 
     benchmark: str
@@ -198,6 +202,15 @@ class Model(NamedTuple):
     quick: Shape
     said: str
     times: int = 5
+    prompt: int = 512
+    answer: int = 64
+    step: int = LONGEST
+    cells: Sequence[Cell] = latency.CELLS
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Of engines; the first has no weights read."""
+        return flags(self.step)
 
 
 def run(model: Model, arguments: list[str]) -> int:
@@ -217,10 +230,11 @@ def run(model: Model, arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         parameters = write(shape, folder)
-        served = serve(folder, shape.sizes["vocab_size"], Path(scratch), model.times)
+        served = serve(model, folder, shape.sizes["vocab_size"], Path(scratch))
         shutil.rmtree(folder)
         budget = 60 * options.budget
-        compared = latency.measure(shape, ["single_pass"], False, length, budget)
+        own = model.cells, model.flags
+        compared = latency.measure(shape, ["single_pass"], False, length, budget, *own)
     result = {"parameters": parameters, "served": served, **compared}
     sys.stderr.write("\n".join(tables.one_billion(result)) + "\n")
     publish(
@@ -229,11 +243,11 @@ def run(model: Model, arguments: list[str]) -> int:
         options.out,
         quick=options.quick,
         config={
-            "flags": list(FLAGS),
+            "flags": list(model.flags),
             "threads": machine.cores(),
-            "prompt": PROMPT,
-            "answer": ANSWER,
-            "steps": STEPS,
+            "prompt": model.prompt,
+            "answer": model.answer,
+            "steps": model.cells[-1].steps,
             "requests": model.times,
             **Length(compared["starts"], compared["rounds"]["counted"]).told(),
             "procedure": PROCEDURE,
