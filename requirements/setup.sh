@@ -64,6 +64,7 @@ if [ -f "$venv/.device" ] && [ "$(cat "$venv/.device")" != "$device" ]; then
   fail "$venv was made for $(cat "$venv/.device"), not $device; run 'make clean' or choose another VENV."
 fi
 if [ ! -x "$venv/bin/python" ]; then
+  echo "setup: making the environment $venv"
   python=${PYTHON:-}
   if [ -z "$python" ]; then
     for candidate in python3.11 python3.12 python3.13 python3; do

@@ -166,6 +166,15 @@ def trainers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(["trainer", "dtype", "mean", "maximum", "KL", "outside"], cells)
 
 
+def updates(result: Mapping[str, Any]) -> list[str]:
+    """Seconds of a start with compiled code, and of an update of a server that runs."""
+    cells = [
+        [name, "{median:.1f} ({min:.1f} to {max:.1f})".format(**result[key])]
+        for name, key in (("restart", "restart_s"), ("update", "update_s"))
+    ]
+    return table(["what", "seconds, median and range"], cells)
+
+
 MADE = {
     "kernels": sites,
     "latency": ratios,
@@ -176,6 +185,7 @@ MADE = {
     "kernels.cpu_stack": stacks,
     "kernels.experts": experts,
     "serving.trainers": trainers,
+    "serving.updates": updates,
 }
 
 

@@ -71,7 +71,13 @@ def main() -> int:
         options.out,
         quick=options.quick,
         config={"flags": list(FLAGS), "starts": STARTS, "updates": UPDATES},
-        results={"parameters": parameters, "restart_s": starts[1:], "update_s": spread(updates)},
+        results={
+            "qwen3-1024x28": {
+                "parameters": parameters,
+                "restart_s": spread(starts[1:]),
+                "update_s": spread(updates),
+            }
+        },
     )
     return 0
 
