@@ -65,10 +65,18 @@ def bar(desc: str = "", **options: Any) -> "tqdm":
 
         set_description = set_description_str
 
-    is_shown = err().isatty()
+    is_shown = err().isatty() and _has_width(err())
     made = Bar(file=err(), disable=not is_shown, leave=False, dynamic_ncols=True, **options)
     made.set_description_str(desc)
     return made
+
+
+def _has_width(terminal: TextIO) -> bool:
+    """Whether a terminal has columns; one that nobody looks at may have none, and shows no bar."""
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns > 0
+    except OSError:
+        return True  # tqdm asks elsewhere
 
 
 def end() -> None:

@@ -11,6 +11,7 @@ from attnres_serve import output, settings
 from attnres_serve.bench import drafts, over_http
 from attnres_serve.bench.workload import (
     BATCHES,
+    QUICK_ROUNDS,
     QUICK_STEPS,
     STARTS,
     STEPS,
@@ -170,7 +171,7 @@ def _in_engines(
     if not device.is_cpu() and not asked.has("gpu_memory_utilization"):
         flags = [*flags, "--gpu-memory-utilization=0.45"]  # both stay up
     starts = own.starts or (1 if own.quick else STARTS)
-    rounds = rounds_of(starts)
+    rounds = QUICK_ROUNDS if own.quick else rounds_of(starts)
     budget = 60 * (own.budget or (inf if own.starts else MINUTES))
     output.say("start two engines: import vLLM, load the weights, compile")
     with tempfile.TemporaryDirectory() as scratch:

@@ -13,6 +13,7 @@ from attnres_serve.start.events import PHASES
 
 NAMES = list(PHASES)
 ENDS = ("loaded", "ready")  # of a start: of a node's without an address, and of a server's
+LATE = 1.0  # seconds: a new installation reads its files for the first time
 WANTED = (0, 128 + SIGINT, 128 + SIGTERM)  # how a server ends that was asked to
 
 
@@ -55,7 +56,7 @@ class Console:
         self._verbose = verbose
         self._clock = clock
         self._begin = self._since = clock()
-        self._checked = False
+        self._checked = self._late = False
         self._headless = False  # has no address, and answers other nodes
         self._refused = False
         self._dead: str | None = None  # why the engine ended
@@ -133,10 +134,13 @@ class Console:
         self._write("out", said)
 
     def tick(self) -> None:
-        """On a terminal, show the seconds of the phase that runs, below its line."""
+        """Show on a terminal the seconds of the phase that runs, and anywhere a late beginning."""
+        seconds = self._clock() - self._since
         if self.is_quiet and self._streams["out"].isatty():
-            seconds = self._clock() - self._since
             self._streams["out"].write(f"\r  for {seconds:.0f} s\r")
+        elif not (self._checked or self._late) and seconds >= LATE:
+            self._late = True
+            self._write("err", f"  {seconds:5.1f} s  check the checkpoint\n")
 
     def say(self, sentence: str) -> None:
         """Show a sentence of the command's own."""

@@ -320,6 +320,21 @@ def test_a_node_without_an_address_is_ready_when_it_has_loaded(log):
     assert shown.new()[-1] == "Loaded after 0.0 s. Ctrl-C stops this node."
 
 
+def test_a_beginning_that_takes_long_is_told_once(log):
+    """Neither what is refused at once nor another command than to serve has a line."""
+    shown = Shown(log)
+    shown.console.tick()
+    assert shown.new() == []
+    for _ in range(3):
+        shown.now += 1
+        shown.console.tick()
+    assert shown.new() == ["    1.0 s  check the checkpoint"]
+    shown.checked()
+    shown.new()
+    shown.console.tick()
+    assert shown.new() == []
+
+
 def test_only_the_terminal_is_cleared(log):
     shown = Shown(log)
     shown.out.is_terminal = True
