@@ -74,7 +74,8 @@ def bar(desc: str = "", **options: Any) -> "tqdm":
 def _has_width(terminal: TextIO) -> bool:
     """Whether a terminal has columns; one that nobody looks at may have none, and shows no bar."""
     try:
-        return os.get_terminal_size(terminal.fileno()).columns > 0
+        columns, _ = os.get_terminal_size(terminal.fileno())
+        return columns > 0
     except OSError:
         return True  # tqdm asks elsewhere
 

@@ -64,7 +64,7 @@ def run(
         contenders: the first is the baseline.
         cells: what to ask for.
         starts: as many as there is time for; the first is always finished.
-        rounds: of each start, at most, beside those discarded, which are no more.
+        rounds: of each start, at most, beside those discarded.
         budget: seconds that no start but the first may overrun, by the longest so far.
         draw: as of ``measure``.
 
@@ -72,7 +72,7 @@ def run(
         SettingError: an engine does not start, ends, or is not what it should be.
     """
     turns = sum(cell.turns for cell in cells)
-    plan = Rounds(min(DISCARDED, rounds), rounds)
+    plan = Rounds(DISCARDED, rounds)
     needed = min(EVIDENCE, starts)
     evidence_s = inf
     results: list[Results] = []
