@@ -86,6 +86,7 @@ class ModelUpdate:
             yield from origin.rest(
                 self._model.attn_res_index(True), folder, newer, self._base.is_tied
             )
+            of_rest.check_unchanged("the rest of the update was being read from")
 
         together = self._model.attn_res_index(takes_house_names=True)
         for name, tensor in whole():

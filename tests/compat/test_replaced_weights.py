@@ -276,6 +276,23 @@ def test_arguments_that_no_worker_gets(engine_class: Any) -> None:
     assert not engine.asked and not other.asked
 
 
+def test_a_trace_behind_an_update_that_fails_is_no_answer(engine_class: Any) -> None:
+    """It was sent while the weights were whole, and ran when they no longer were."""
+    engine = Engine(made_up())
+
+    def fail(*given: Any) -> list[Any]:
+        setattr(engine, replacing_calls._PROBLEMS, {"target": "no memory"})
+        return ["a trace"]
+
+    async def fail_async(*given: Any) -> list[Any]:
+        return fail(*given)
+
+    engine.engine_core.collective_rpc = fail
+    engine.engine_core.collective_rpc_async = fail_async
+    with pytest.raises(NotWholeError, match="no memory"):
+        engine.calls(engine_class)("attn_res_trace")
+
+
 def test_calls_do_not_interleave() -> None:
     """Of two that begin together the second one waits for the first one's end."""
     for patch in replacing_calls.CLIENTS:
