@@ -127,7 +127,9 @@ def test_pieces_beside_requests(server: Server, second: Tensors, first: Tensors)
         assert answer(server) == before
     slow = threading.Thread(target=answer, args=(server,), kwargs={"length": 70})
     slow.start()
-    time.sleep(0.3)
+    end = time.monotonic() + 30
+    while not re.search(r"num_requests_running\{.*\} 1", client.get("/metrics").text):
+        assert time.monotonic() < end, "the request does not run"
     said = refused(server, 409, "finish_weight_update")
     slow.join()
     assert "while requests run" in said
