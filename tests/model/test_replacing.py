@@ -344,6 +344,26 @@ def test_a_partial_update_of_files_that_have_changed(world: Path, tmp_path: Path
         assert same(values(worker), before)
 
 
+def test_a_rest_that_changes_while_it_is_read(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "own", "llama", 1)
+    config = in_process.vllm_config(folder, max_model_len=64)
+    first, second = tensors(world, "llama", 1), tensors(world, "llama", 2)
+    with set_current_vllm_config(config):
+        worker = started(config, first)
+        before, validate = values(worker), type(worker.get_model()).attn_res_validate
+
+        def and_change(model: Any, name: str) -> None:
+            validate(model, name)
+            save_file(second, folder / WEIGHTS, metadata={"format": "pt", "more": "x"})
+
+        monkeypatch.setattr(type(worker.get_model()), "attn_res_validate", and_change)
+        with pytest.raises(CheckpointError, match="^the rest of the update was being read from"):
+            send(worker, {NAME: second[NAME]}, is_partial=True)
+        assert same(values(worker), before)
+
+
 def test_a_failure_in_the_middle_is_known(
     worker: Any, world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,10 @@ def _content(path: str) -> Iterator[tuple[int, str, Value | list[Value]]]:
     try:
         loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
         loader.name = path  # in what it says of a mistake
+        loader.yaml_implicit_resolvers = {  # a date is text: libraries change how dates are read
+            first: [(tag, pattern) for tag, pattern in rules if not tag.endswith(":timestamp")]
+            for first, rules in loader.yaml_implicit_resolvers.items()
+        }
         root = loader.get_single_node()
         if isinstance(root, yaml.MappingNode):
             loader.flatten_mapping(root)  # what `<<` merges

@@ -59,7 +59,8 @@ def _asking(own: Any) -> Any:
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         if not _is_ours(self, method):
             answers = own(self, method, timeout, args, kwargs)
-            _check_trace(self, method)
+            if method == TRACE:  # an update before it may have failed since it was sent
+                check_whole(self)
             return answers
         _check_order(self, method)
         with _given(self, method, args, kwargs) as (args, kwargs):
@@ -79,7 +80,8 @@ def _asking_async(own: Any) -> Any:
     async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         if not _is_ours(self, method):
             answers = await own(self, method, timeout, args, kwargs)
-            _check_trace(self, method)
+            if method == TRACE:  # an update before it may have failed since it was sent
+                check_whole(self)
             return answers
 
         async def ask(args, kwargs):
@@ -163,12 +165,6 @@ def _is_ours(engine: Any, method: Any) -> bool:
             '--weight-transfer-config \'{"backend": "shared_memory"}\', or call reload_weights.'
         )
     return True
-
-
-def _check_trace(engine: Any, method: Any) -> None:
-    """Raise NotWholeError for a trace that ran behind an update which failed half-way."""
-    if method == TRACE and engine_config.has_attn_res(engine.vllm_config):
-        check_whole(engine)
 
 
 def _check_order(engine: Any, method: str) -> None:
