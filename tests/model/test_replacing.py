@@ -359,7 +359,7 @@ def test_a_rest_that_changes_while_it_is_read(
             save_file(second, folder / WEIGHTS, metadata={"format": "pt", "more": "x"})
 
         monkeypatch.setattr(type(worker.get_model()), "attn_res_validate", and_change)
-        with pytest.raises(CheckpointError, match="^the rest of the update was being read from"):
+        with pytest.raises(CheckpointError, match=r"^the rest of the update was being read from"):
             send(worker, {NAME: second[NAME]}, is_partial=True)
         assert same(values(worker), before)
 
