@@ -54,7 +54,7 @@ def write_twin(folder: Path, checkpoint: Checkpoint, target: Path) -> None:
     stream = _of_the_base(source, source.without_values())
     headers = {name: header(name, tensor, path) for path, name, tensor in stream}
     size, room = sum(h.stored_bytes for h in headers.values()), shutil.disk_usage(target.parent)
-    mend = "choose another place by the variable TMPDIR."
+    mend = "choose another place by the variable XDG_CACHE_HOME."
     if size > room.free:
         raise SettingError(
             f"the baseline's weights need {amount(size)}, but {target.parent} has only "

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import tempfile
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -154,7 +153,16 @@ def _in_engines(
     draft.check_draft(checkpoint, found, asked)
     compiler.require(asked)
     workers.bind(asked)
-    from attnres_serve.bench import baseline, document, machine, process, report, session, text
+    from attnres_serve.bench import (
+        baseline,
+        document,
+        kept,
+        machine,
+        process,
+        report,
+        session,
+        text,
+    )
     from attnres_serve.bench.measure import PROCEDURE
     from attnres_serve.bench.ratios import overheads
 
@@ -174,19 +182,18 @@ def _in_engines(
     rounds = QUICK_ROUNDS if own.quick else rounds_of(starts)
     budget = 60 * (own.budget or (inf if own.starts else MINUTES))
     output.say("start two engines: import vLLM, load the weights, compile")
-    with tempfile.TemporaryDirectory() as scratch:
+    with kept.caches(folder) as (caches, twin):
         if drafted:
             compared, kind = DRAFTS, "the same engine without drafts"
             base = process.attnres(BASELINE, folder, flags, chosen, drafts=0)
         else:
             is_ours = baseline.is_ours(FAMILIES[parsed.base])
             compared, kind = ATTNRES, "attnres-serve without sites" if is_ours else "stock vLLM"
-            twin = Path(scratch) / "twin"
             baseline.write_twin(folder, found, twin)
             base = process.plain(BASELINE, twin, flags, has_plugin=is_ours)
         other = process.attnres(compared, folder, flags, chosen, drafted or None)
         draw = read.draw if read else None
-        outcome = session.run([base, other], cells, starts, rounds, budget, draw)
+        outcome = session.run([base, other], cells, starts, rounds, budget, draw, caches)
     facts = outcome.engines[compared]
     made = len(outcome.results)
     content = {

@@ -132,7 +132,7 @@ def running(contender: Contender, folder: Path) -> Iterator[Engine]:
     try:
         with child.running(
             [sys.executable, "-P", str(contender.script), *contender.flags],
-            # A cache of its own, not to start faster by another's code.
+            # A cache of its own, so that none loads what another compiled.
             env=environment(contender, folder / "cache" / contender.name) | log.variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

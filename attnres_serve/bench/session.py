@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
@@ -11,14 +11,13 @@ from typing import Any
 
 from attnres_serve import output
 from attnres_serve.bench.measure import DISCARDED, Rounds, check_ran, measure, order
-from attnres_serve.bench.process import Contender, running
+from attnres_serve.bench.process import Contender, Engine, running
 from attnres_serve.bench.ratios import Results, overheads, told
 from attnres_serve.bench.workload import Cell
 from attnres_serve.compat import device
 
 MARGIN = 1.1  # of an estimate: starts of one measurement differ by some percent
 EVIDENCE = 3  # starts, of which an interval says something
-AGAIN = 0.5  # share of the first start's seconds, before it measures, that a later one takes
 BAR = "{desc} |{bar}| {remaining}{postfix}"  # leaves room for both ratios in 80 columns
 TIMES = {"prefill": "TTFT", "decode": "TPOT"}  # what a ratio of a phase is of
 
@@ -54,6 +53,7 @@ def run(
     rounds: int,
     budget: float = inf,
     draw: Callable[[Cell, int], list[list[int]]] | None = None,
+    caches: Path | None = None,
 ) -> Outcome:
     """Start every contender, ask them in turn, and stop them, again and again.
 
@@ -67,6 +67,7 @@ def run(
         rounds: of each start, at most, beside those discarded.
         budget: seconds that no start but the first may overrun, by the longest so far.
         draw: as of ``measure``.
+        caches: the folder for compiled code, which stays; None for one of this session.
 
     Raises:
         SettingError: an engine does not start, ends, or is not what it should be.
@@ -75,41 +76,41 @@ def run(
     plan = Rounds(DISCARDED, rounds)
     needed = min(EVIDENCE, starts)
     evidence_s = inf
+    compile_s = 0.0
     results: list[Results] = []
     told_of: list[dict[str, dict[str, Any]]] = []
     took: list[float] = []
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as scratch,
         output.bar(bar_format=BAR) as bar,
     ):
         for number in range(starts):
-            # The first start compiled, so it is an estimate only while there is no other.
-            if number and sum(took) + MARGIN * max(took[1:] or took) > budget:
+            # The first start may have compiled, which no later one does.
+            if number and sum(took) + MARGIN * max(took[1:] or [took[0] - compile_s]) > budget:
                 break
             begin = time.monotonic()
             bar.total = starts * len(contenders) * (1 + turns * sum(plan))
             with ExitStack() as stack:
-                named = {}
+                said = f"start {number + 1}/{starts}"
                 # In another order each time: the first finds other free memory than the last.
-                for contender in order(contenders, number):
-                    _tell(bar, f"start {number + 1}/{starts}, {contender.name}")
-                    engine = stack.enter_context(running(contender, Path(folder)))
-                    named[contender.name] = engine
-                    if not device.is_cpu():  # each measures the memory that is free
-                        engine.wait()
-                for engine in named.values():  # on a CPU they start side by side
-                    engine.wait()
-                    bar.update()
-                _tell(bar, f"start {number + 1}/{starts}", f", {sum(plan)} rounds")
+                turn, folder = order(contenders, number), caches or Path(scratch)
+                named = _start(stack, turn, folder, bar, said)
+                if _is_mixed(named.values()):  # one had compiled before, by an interrupted session
+                    stack.close()
+                    named = _start(stack, turn, folder, bar, said)
+                _tell(bar, said, f", {sum(plan)} rounds")
                 engines = [named[contender.name] for contender in contenders]
                 started_s = time.monotonic() - begin
+                if not number:
+                    compile_s = max(engine.at_start["compile_s"] for engine in engines)
+                starts_s = (started_s, *[started_s - compile_s] * (needed - 1))
 
-                def fit(round_s: float, started_s: float = started_s) -> Rounds:
+                def fit(round_s: float, starts_s: Sequence[float] = starts_s) -> Rounds:
                     nonlocal plan, evidence_s
-                    found = fitted(started_s, round_s, plan, needed, budget)
+                    found = fitted(starts_s, round_s, plan, budget)
                     if found != plan:
                         _tell(bar, f"{found.counted} rounds of {round_s:.0f} s, for the budget")
-                    plan, evidence_s = found, seconds(started_s, round_s, found, needed)
+                    plan, evidence_s = found, seconds(starts_s, round_s, found)
                     return plan
 
                 fits = None if number else fit  # all starts have as many
@@ -123,29 +124,49 @@ def run(
     return Outcome(told_of, results, sum(took), plan, evidence_s if missing else None)
 
 
-def seconds(started_s: float, round_s: float, rounds: Rounds, starts: int) -> float:
-    """About how long so many starts take together, with ``MARGIN``: as much as they are given.
+def _start(
+    stack: ExitStack, contenders: Sequence[Contender], folder: Path, bar: Any, said: str
+) -> dict[str, Engine]:
+    """Engines that run, by their names; the stack stops them."""
+    named = {}
+    for contender in contenders:
+        _tell(bar, f"{said}, {contender.name}")
+        engine = named[contender.name] = stack.enter_context(running(contender, folder))
+        if not device.is_cpu():  # each measures the memory that is free
+            engine.wait()
+    for engine in named.values():  # on a CPU they start side by side
+        engine.wait()
+        bar.update()
+    return named
+
+
+def _is_mixed(engines: Iterable[Engine]) -> bool:
+    """Whether some loaded compiled code and others compiled it, which need not be as fast."""
+    return len({engine.at_start["alike"]["code_loaded"] for engine in engines}) > 1
+
+
+def seconds(starts_s: Sequence[float], round_s: float, rounds: Rounds) -> float:
+    """About how long starts take together, with ``MARGIN``: as much as they are given.
 
     Args:
-        started_s: what the first took before its first round.
+        starts_s: what each takes before its first round.
         round_s: of a round.
         rounds: of a start.
-        starts: their number.
     """
-    return MARGIN * (started_s * (1 + AGAIN * (starts - 1)) + starts * sum(rounds) * round_s)
+    return MARGIN * (sum(starts_s) + len(starts_s) * sum(rounds) * round_s)
 
 
-def fitted(started_s: float, round_s: float, most: Rounds, starts: int, budget: float) -> Rounds:
-    """The most rounds with which so many starts fit into a budget; one of each kind if none does.
+def fitted(starts_s: Sequence[float], round_s: float, most: Rounds, budget: float) -> Rounds:
+    """The most rounds with which starts fit into a budget; one of each kind if none does.
 
     Args:
-        started_s, round_s: as of ``seconds``.
+        starts_s, round_s: as of ``seconds``.
         most: rounds that there may be.
-        starts, budget: how many starts, and seconds for all.
+        budget: seconds for all.
     """
     plans = [Rounds(most.discarded, counted) for counted in range(most.counted, 0, -1)]
     for plan in plans:
-        if seconds(started_s, round_s, plan, starts) <= budget:
+        if seconds(starts_s, round_s, plan) <= budget:
             return plan
     return Rounds(1, 1)
 

@@ -1,5 +1,6 @@
 """``attnres-serve bench``: its statistics, its baseline, what it refuses, and its document."""
 
+import fcntl
 import io
 import itertools
 import json
@@ -29,6 +30,7 @@ from serving import DEMO, GOLDENS, draft_of_the_demo, run_module
 from attnres_serve import output
 from attnres_serve.bench import (
     baseline,
+    kept,
     machine,
     measure,
     process,
@@ -183,7 +185,7 @@ def test_the_twin_is_the_base_model_with_the_same_weights(golden, tmp_path):
 
 def test_a_baseline_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "twin").write_text("in the way")
-    with pytest.raises(SettingError, match=r"^the baseline cannot be written .*TMPDIR\.$"):
+    with pytest.raises(SettingError, match=r"^the baseline cannot be written .*XDG_CACHE_HOME\.$"):
         write_twin(DEMO, check_folder(DEMO), tmp_path / "twin")
 
 
@@ -279,7 +281,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     executed = {"single_pass": {"eager": 0, "compiled": 9}, "two_phase": none}
     alike = {"dtype": "bfloat16", "code_loaded": True}
     same = {"vocabulary": 50, "compiled": True, "plugin_loaded": True, "alike": alike}
-    same["drafted"] = {}
+    same |= {"drafted": {}, "compile_s": 0.0}
     return same | {"executed": executed} | changes
 
 
@@ -496,7 +498,8 @@ def running(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, Any], note: Any 
 
     Args:
         seconds: of a prefill, by engine, start after start.
-        note: called with the engine's name and folder where it starts, and with None at its end.
+        note: called with the engine's name and folder where it starts, and with None at its end;
+            it may give other facts of the start.
 
     Returns:
         The contenders, and what they are asked.
@@ -505,9 +508,10 @@ def running(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, Any], note: Any 
 
     @contextmanager
     def start(contender: process.Contender, folder: Path):
-        if note:
-            note(contender.name, folder)
-        yield Asked(contender.name, said, [next(seconds[contender.name])])
+        changes = note(contender.name, folder) if note else None
+        engine = Asked(contender.name, said, [next(seconds[contender.name])])
+        engine.at_start |= changes or {}
+        yield engine
         if note:
             note(None, None)
 
@@ -534,15 +538,18 @@ def test_every_start_has_new_engines_started_in_another_order(monkeypatch, round
 
 
 @pytest.mark.parametrize(
-    ("budget", "starts"), [(inf, 4), (1, 1), (62, 1), (64, 2), (71, 2), (73, 3), (93, 4)]
+    ("budget", "starts"), [(inf, 4), (1, 1), (51, 1), (53, 2), (71, 2), (73, 3), (93, 4)]
 )
 def test_no_start_but_the_first_overruns_the_budget(budget, starts, monkeypatch):
     """The first takes 30 seconds, because it compiles, and any other 20; a tenth is left."""
     clock = [0.0]
 
-    def tick(name: str | None, _: Any) -> None:
-        if name:
-            clock[0] += 10.0 if clock[0] >= 30 else 15.0
+    def tick(name: str | None, _: Any) -> dict[str, float] | None:
+        if name is None:
+            return None
+        compile_s = 5.0 if clock[0] < 30 else 0.0
+        clock[0] += 10.0 + compile_s
+        return {"compile_s": 2 * compile_s}
 
     seconds = {name: itertools.repeat(1.0) for name in ("baseline", "other")}
     contenders, _ = running(monkeypatch, seconds, tick)
@@ -566,9 +573,12 @@ def test_rounds_are_cut_before_starts(budget, rounds, starts, monkeypatch):
     """A start takes 60 seconds and later ones 30; a round takes 50."""
     clock = [0.0]
 
-    def tick(name: str | None, _: Any) -> None:
-        if name:
-            clock[0] += 15.0 if clock[0] >= 60 else 30.0
+    def tick(name: str | None, _: Any) -> dict[str, float] | None:
+        if name is None:
+            return None
+        compile_s = 15.0 if clock[0] < 60 else 0.0
+        clock[0] += 15.0 + compile_s
+        return {"compile_s": 2 * compile_s}
 
     ask = Asked.ask
 
@@ -588,6 +598,60 @@ def test_rounds_are_cut_before_starts(budget, rounds, starts, monkeypatch):
     assert found.took_s <= budget or starts == 1
     prompts = [str(one) for _, one in said]
     assert len({*prompts}) == starts * sum(rounds) * PREFILL.turns, "a prompt came twice"
+
+
+def test_engines_start_again_where_one_loads_what_another_compiles(monkeypatch, tmp_path):
+    started = []
+
+    def tick(name: str | None, folder: Path) -> dict[str, Any]:
+        assert folder in (None, tmp_path)
+        started.append(name)
+        loads = name == "baseline" or "other" in started[:-1]
+        return {"alike": facts()["alike"] | {"code_loaded": loads}}
+
+    seconds = {name: itertools.repeat(1.0) for name in ("baseline", "other")}
+    contenders, _ = running(monkeypatch, seconds, tick)
+    found = session.run(contenders, [PREFILL], 1, 1, caches=tmp_path)
+    assert started == ["baseline", "other", None, None] * 2
+    assert len(found.results) == 1
+
+
+def test_compiled_code_stays_and_the_baseline_does_not(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model, other = tmp_path / "model", tmp_path / "other"
+    with kept.caches(model) as (folder, twin):
+        (folder / "code").touch()
+        assert not twin.exists()
+        twin.mkdir()
+        (twin / "weights").touch()
+        with kept.caches(other) as (second, _):
+            assert second != folder
+    with kept.caches(model) as found:
+        assert found == (folder, twin)
+        assert (folder / "code").exists()
+        assert not twin.exists()
+
+
+def test_a_run_waits_for_another_on_its_checkpoint(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with (
+        kept.caches(tmp_path) as (folder, _),
+        (folder / "lock").open() as lock,
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (folder / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_there_is_no_place_for_compiled_code(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with (
+        pytest.raises(SettingError, match=r"^bench has no place .*set XDG_CACHE_HOME to a folder"),
+        kept.caches(tmp_path),
+    ):
+        pass
 
 
 class Terminal(io.StringIO):
