@@ -170,8 +170,8 @@ def test_a_start_says_what_is_served_how_and_where(command):
         assert fact in text
     for phase in ("import vLLM", "load the weights", "compile, warm up"):
         assert re.search(rf"\d+\.\d s  {phase}\n", text)
-    assert said[-2].startswith(f"curl http://127.0.0.1:{command.port}/v1/completions -H ")
-    assert '{"model": "demo", "prompt": ' in said[-1]
+    assert command.out[-2].startswith(f"curl http://127.0.0.1:{command.port}/v1/completions -H ")
+    assert '{"model": "demo", "prompt": ' in command.out[-1]
     for path in ("/v1", "/attn_res", "/metrics"):
         assert f"http://127.0.0.1:{command.port}{path}\n" in text + "\n"
 

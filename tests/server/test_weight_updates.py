@@ -24,7 +24,7 @@ pytestmark = pytest.mark.engine
 KEY = "a key of trainers"
 PROMPT = [7, 30, 12, 99, 41, 5] * 30  # more than a block of the cache
 NAME = "model.layers.2.mlp.down_proj.weight"
-FLAGS = ("--enable-weight-updates", "--dtype", "float32", "--max-model-len", "256")
+FLAGS = ("--enable-weight-updates", "--dtype", "float32", "--max-model-len", "1024")
 BOUND = 1e-4  # of a logprob of float32 against float64, as in README.md, for small ones
 Tensors = dict[str, torch.Tensor]
 
@@ -125,7 +125,7 @@ def test_pieces_beside_requests(server: Server, second: Tensors, first: Tensors)
             body = {"update_info": {"path": path}}
             client.post("/update_weights", json=body).raise_for_status()
         assert answer(server) == before
-    slow = threading.Thread(target=answer, args=(server,), kwargs={"length": 70})
+    slow = threading.Thread(target=answer, args=(server,), kwargs={"length": 600})
     slow.start()
     end = time.monotonic() + 30
     while not re.search(r"num_requests_running\{.*\} 1", client.get("/metrics").text):
@@ -158,7 +158,7 @@ def test_an_answer_that_spans_an_update(
     """Its first tokens are the old weights', the rest the new ones', and it names both."""
     sender, events = WeightSender(server.url, KEY), []
     sender.send(first.items(), version="one")
-    asked = {"prompt": SHORT, "max_tokens": 100, "ignore_eos": True, "temperature": 0}
+    asked = {"prompt": SHORT, "max_tokens": 600, "ignore_eos": True, "temperature": 0}
     asked |= {"stream": stream, "logprobs": 0, "return_token_ids": True}
 
     def ask() -> None:
@@ -170,6 +170,7 @@ def test_an_answer_that_spans_an_update(
     slow.start()
     while not re.search(r"num_requests_running\S* 1\.0", server.client.get("/metrics").text):
         time.sleep(0.01)
+    sender.post("pause?mode=keep")  # now, and not when the tensors are written
     sender.send(second.items(), version="two", running="keep")
     slow.join()
     assert [one["weight_versions"] for one in events if "weight_versions" in one] == [
@@ -183,7 +184,8 @@ def test_an_answer_that_spans_an_update(
         torch.isclose(torch.tensor(logprobs).double(), own, rtol=2e-5, atol=BOUND).tolist()
         for own in (old, new)
     ]
-    assert any(all(close[0][:at]) and all(close[1][at:]) for at in range(1, 100))
+    # Roundings of flipped rows grow from token to token, so not all behind the update are compared.
+    assert any(all(close[0][:at]) and all(close[1][at : at + 60]) for at in range(1, 540))
     assert not all(close[0]) and not all(close[1])
     found = server.complete(PROMPT, logprobs=0, max_tokens=6, ignore_eos=True)
     assert found["weight_versions"] == ["two"]
