@@ -155,7 +155,7 @@ def build_parser() -> argparse.ArgumentParser:
             usage="attnres-serve bench CHECKPOINT [options] [flags of vLLM's engine]",
             description="Measure prefill and decode of a checkpoint against the same model with "
             "standard residuals in stock vLLM, in one interleaved run. Each engine compiles at its "
-            "first start: on two cores --quick takes three to four minutes for the demo, and says "
+            "first start: on two cores --quick takes two minutes for the demo, and says "
             "where the time goes. Unless stdout is a "
             "terminal, the last line is one JSON document. Exit status: 0 measured, 2 refused.",
             epilog="Any other flag is vLLM's engine's and given to both, for example "
