@@ -46,13 +46,13 @@ def difference(
         SiteWeights(
             query=(2 * random(hidden) / hidden**0.5).to(device),
             key_norm=(1 + random(hidden) / 4).to(device),
-            bias=random(1).to(device),
+            bias=random(BLOCKS + (number > 0)).to(device),
             norm_weight=(1 + random(hidden) / 4).to(device, dtype),
             logit_scale=1.0,
             key_eps=EPS,
             norm_eps=EPS,
         )
-        for _ in range(SITES)
+        for number in range(SITES)
     ]
     expected, sums = _by_reference(blocks, deltas, sites)
     bound = max(UNITS * torch.finfo(dtype).eps, LEAST) * float(expected.abs().max())

@@ -9,13 +9,17 @@ Shapes: ``T`` tokens, ``d`` hidden size, ``n`` finished blocks, ``S`` sites.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # the command line names backends without torch
     from collections.abc import Sequence
 
     import torch
     from torch import Tensor
+
+# The bias of a source that is not read: the least finite float32.  Its weight is exactly 0, and no
+# difference of two such logits is NaN, as it is of infinities.
+MASKED: Final = -3.4028234663852886e38
 
 
 class SiteWeights(NamedTuple):
@@ -24,7 +28,9 @@ class SiteWeights(NamedTuple):
     Attributes:
         query: pseudo-query ``[d]`` float32.
         key_norm: weight of the key norm ``[d]`` float32.
-        bias: ``[1]`` float32, added to the logit of the last source; None for none.
+        bias: ``[n]`` float32, added to the logits of the site's ``n`` sources, in the order of
+            ``Site.sources``; None for none.  ``MASKED`` leaves a source out; one at least is read.
+            The sites of a model all have one, or none has.
         norm_weight: weight ``[d]`` of the RMSNorm behind the mix, in float32, bfloat16 or float16,
             whatever the activations' dtype is.
         logit_scale: factor of the logits.  Only its product with query and key norm matters;

@@ -40,7 +40,7 @@ def mix(
         query: ``[d]`` pseudo-query times key-norm weight.
         eps: epsilon of the key norm.
         compute_dtype: dtype of scores, softmax and sum.
-        bias: ``[1]`` recency bias, added to the score of the last source.
+        bias: ``[n]``, added to the scores of the sources.
 
     Returns:
         The mix ``[T, d]`` and the weights ``[T, n]``, both in ``compute_dtype``.
@@ -48,7 +48,7 @@ def mix(
     stacked = torch.stack(tuple(sources), dim=-2).to(compute_dtype)
     logits = scores(stacked, query.to(compute_dtype), eps)
     if bias is not None:
-        logits[..., -1] += bias.to(compute_dtype)
+        logits = logits + bias.to(compute_dtype)
     weights = torch.softmax(logits, dim=-1)
     return (weights.unsqueeze(-1) * stacked).sum(-2), weights
 
@@ -58,6 +58,7 @@ def phase_1(
     queries: Tensor,
     eps: float,
     compute_dtype: torch.dtype = torch.float32,
+    biases: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Phase 1 of two-phase: all ``S`` sites of a block attend to the finished blocks at once.
 
@@ -66,14 +67,17 @@ def phase_1(
         queries: ``[S, d]`` folded pseudo-queries.
         eps: epsilon of the key norm.
         compute_dtype: dtype of the computation and of both results.
+        biases: ``[S, n]``, those of the sites for these blocks.
 
     Returns:
         The normalised answers ``[S, T, d]`` and their log-sum-exp ``[S, T]``.
     """
     stacked = torch.stack(tuple(blocks), dim=-2).to(compute_dtype)
     answers, log_sums = [], []
-    for query in queries.to(compute_dtype):
+    for site, query in enumerate(queries.to(compute_dtype)):
         logits = scores(stacked, query, eps)
+        if biases is not None:
+            logits = logits + biases[site].to(compute_dtype)
         log_sums.append(torch.logsumexp(logits, dim=-1))
         answers.append((torch.softmax(logits, -1).unsqueeze(-1) * stacked).sum(-2))
     return torch.stack(answers), torch.stack(log_sums)
@@ -95,7 +99,7 @@ def phase_2(
         partial: ``[T, d]`` running partial sum, already rounded to the activation dtype.
         query: ``[d]`` folded pseudo-query.
         eps: epsilon of the key norm.
-        bias: ``[1]`` recency bias of the partial sum.
+        bias: ``[1]``, that of the partial sum.
 
     Returns:
         The mix ``[T, d]`` over the finished blocks and the partial sum, in the dtype of ``answer``.
@@ -105,7 +109,7 @@ def phase_2(
     if bias is not None:
         logit = logit + bias.to(answer.dtype)
     weight = torch.sigmoid(logit - log_sum).unsqueeze(-1)
-    return answer + weight * (own - answer)
+    return torch.lerp(answer, own, weight)  # exactly one of them where the weight is 0 or 1
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -139,7 +143,7 @@ def site(
         norm_weight: ``[d]`` weight of the norm behind the mix.
         key_eps, norm_eps: the two epsilons.
         compute_dtype: dtype of everything after the addition.
-        bias: ``[1]`` recency bias of the partial sum.
+        bias: ``[n]``, added to the scores of the blocks and the partial sum.
 
     Returns:
         The normed mix in the dtype of ``delta``, and the new partial sum.

@@ -27,6 +27,7 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 OPTIONS = {
     "cumulative": "cumulative sums",
     "recency_bias": "recency bias",
+    "source_bias": "a bias for every source",
     "logit_scale": "logit scale {}",
     "shared_queries": "one query for every {}",
 }

@@ -49,7 +49,7 @@ _HOUSE_KINDS = {"attention": "self_attention"}
 _KINDS = {house: kind for kind, house in _HOUSE_KINDS.items()}
 
 IMAGES = "images."  # which formats put before the names of tensors that read images
-PARTS = {"proj": "query", "norm": "key norm", "bias": "recency bias"}
+PARTS = {"proj": "query", "norm": "key norm", "bias": "AttnRes bias"}
 
 
 def site_of(name: str, layout: Layout) -> tuple[int, str] | None:
@@ -88,7 +88,7 @@ def expected_parts(spec: AttnResSpec | None) -> list[tuple[int, str]]:
     """
     if spec is None:
         return []
-    parts = [part for part in PARTS if part != "bias" or spec.recency_bias]
+    parts = [part for part in PARTS if part != "bias" or spec.has_biases]
     owners = dict.fromkeys(site.tensors for site in sites(spec) if site.mixes)
     return [(site, part) for site in owners for part in parts]
 

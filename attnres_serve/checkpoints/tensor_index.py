@@ -36,6 +36,7 @@ from attnres_serve.checkpoints.tensors import (
     check_tied,
     part_shapes,
 )
+from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import experts
@@ -43,6 +44,7 @@ from attnres_serve.families.family import Held, Shape
 from attnres_serve.formats import house
 from attnres_serve.formats.format import Format
 from attnres_serve.formats.refused import variant
+from attnres_serve.kernels.interface import MASKED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,6 +84,8 @@ class TensorIndex:
             for site, part in expected_parts(spec)
             if site or not lacks_first_site(format_module)
         }
+        biased = sites(spec) if spec is not None and spec.source_bias else ()
+        self._sources = {site.index: site.num_sources for site in biased}
         self._tied: dict[str, Tensor] = {}
 
     @cached_property
@@ -115,7 +119,8 @@ class TensorIndex:
             name: the house name of the weight, or of the first of several.
         """
         if site := self.wanted[name]:
-            return part_shapes(site[1], self.base.config["hidden_size"])
+            hidden, sources = self.base.config["hidden_size"], self._sources.get(site[0])
+            return part_shapes(site[1], hidden, sources)
         shape = self.base.needed[name]
         count = len(part_names(self.format, self.format.own_name(name)))
         return (shape if count == 1 else (count * shape[0], *shape[1:]),)
@@ -250,8 +255,9 @@ class TensorIndex:
         """
         own, stored = self.own_names[name], self.stored[name]
         if name in self._sites:
-            hidden = self.base.config["hidden_size"]
-            check_part(own, stored, *self._sites[name], hidden, self.base.layout)
+            site, part = self._sites[name]
+            known = self.base.config["hidden_size"], self.base.layout, self._sources.get(site)
+            check_part(own, stored, site, part, *known)
         else:
             self.base.check(name, own, stored)
 
@@ -286,7 +292,10 @@ class TensorIndex:
         """
         if name in TIED:
             return self.base.is_tied and len(self.stored.keys() & {*TIED}) == 2
-        return self.base.is_spare_bias(name)
+        return self.base.is_spare_bias(name) or self._is_source_bias(name)
+
+    def _is_source_bias(self, name: str) -> bool:
+        return bool(self._sources) and name in self._sites and self._sites[name][1] == "bias"
 
     def check_values(self, name: str, tensor: "Tensor") -> None:
         """Check the values of a tensor that was entered, if they matter.
@@ -296,8 +305,8 @@ class TensorIndex:
             tensor: the tensor, of any shape and dtype.
 
         Raises:
-            CheckpointError: the head is tied to the embedding and has other values, or a bias that
-                the model does not have is not zero.
+            CheckpointError: the head is tied to the embedding and has other values, a bias that
+                the model does not have is not zero, or that of a site leaves out every source.
         """
         if name in TIED and self.base.is_tied:
             # A loader may free the first of the two with its file.
@@ -305,3 +314,8 @@ class TensorIndex:
             check_tied(self._tied)
         elif self.base.is_spare_bias(name):
             check_spare_bias(self.own_names[name], tensor)
+        elif self._is_source_bias(name) and bool((tensor <= MASKED).all()):
+            raise CheckpointError(
+                f"{self.own_names[name]} leaves out every source of a site, as all its numbers are "
+                f"{MASKED:g}; expected another one for a source that is read."
+            )

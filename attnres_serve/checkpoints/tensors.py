@@ -29,21 +29,33 @@ class Stored:
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def part_shapes(part: str, hidden: int) -> tuple[Shape, ...]:
-    """The shapes that the part of a site may have, the usual one first."""
+def part_shapes(part: str, hidden: int, sources: int | None) -> tuple[Shape, ...]:
+    """The shapes that the part of a site may have, the usual one first.
+
+    Args:
+        part: one of ``PARTS``.
+        hidden: hidden size of the model.
+        sources: of the site, where its bias has a number for each; None for a recency bias.
+    """
     shapes: dict[str, tuple[Shape, ...]] = {
         "proj": ((1, hidden), (hidden,)),
         "norm": ((hidden,),),
-        "bias": ((), (1,)),
+        "bias": ((), (1,)) if sources is None else ((sources,),),
     }
     return shapes[part]
 
 
 def check_part(
-    name: str, stored: Stored, site: int, part: str, hidden: int, layout: Layout
+    name: str,
+    stored: Stored,
+    site: int,
+    part: str,
+    hidden: int,
+    layout: Layout,
+    sources: int | None,
 ) -> None:
     """Raise CheckpointError if the AttnRes tensor ``name`` is not what its part must be."""
-    allowed, shape = part_shapes(part, hidden), stored.shape
+    allowed, shape = part_shapes(part, hidden, sources), stored.shape
     if tuple(shape) not in allowed:
         raise CheckpointError(
             f"{name}, the {PARTS[part]} of {layout.site_name(site)}, has the shape "
@@ -53,6 +65,11 @@ def check_part(
         raise CheckpointError(
             f"{name}, the {PARTS[part]} of {layout.site_name(site)}, holds {stored.dtype}; "
             f"expected {', '.join(FLOATS)}: queries and key norms are not quantised."
+        )
+    if part == "bias" and sources is not None and stored.dtype != "F32":
+        raise CheckpointError(
+            f"{name}, the {PARTS[part]} of {layout.site_name(site)}, holds {stored.dtype}; "
+            "expected F32, as the number of a source that is not read is beyond smaller types."
         )
 
 

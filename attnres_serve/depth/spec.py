@@ -35,6 +35,7 @@ class AttnResSpec:
         logit_scale: what the product of query and key is multiplied by (1/T for a temperature T).
         shared_queries: "layer" or "block" where the sites of a layer, or of a block's sublayers,
             share one query, key norm and bias; the final site always has its own.
+        source_bias: whether every site adds a learned number to the score of each of its sources.
 
     Raises:
         CheckpointError: when a value cannot describe a model.
@@ -48,6 +49,7 @@ class AttnResSpec:
     recency_bias: bool = False
     logit_scale: float = 1.0
     shared_queries: str | None = None
+    source_bias: bool = False
 
     def __post_init__(self) -> None:
         starts = self.block_starts
@@ -67,7 +69,7 @@ class AttnResSpec:
                 f"attn_res.block_starts ends with {starts[-1]}, but the model has only "
                 f"{self.num_sublayers} sublayers (numbered from 0); remove the starts behind it."
             )
-        for key in ("final_mix", "cumulative", "recency_bias"):
+        for key in ("final_mix", "cumulative", "recency_bias", "source_bias"):
             if type(getattr(self, key)) is not bool:
                 raise CheckpointError(
                     f"attn_res.{key} is {getattr(self, key)!r}; expected true or false."
@@ -81,6 +83,18 @@ class AttnResSpec:
                 f"attn_res.shared_queries is {self.shared_queries!r}; expected null, "
                 f"{' or '.join(map(repr, SHARED_QUERIES))}."
             )
+
+        if self.source_bias and (self.recency_bias or self.shared_queries is not None):
+            other = "recency_bias" if self.recency_bias else "shared_queries"
+            raise CheckpointError(
+                f"attn_res has both source_bias and {other}; expected one of them: every site has "
+                "a bias of its own with a number for each of its sources."
+            )
+
+    @property
+    def has_biases(self) -> bool:
+        """Whether sites add something learned to the scores of their sources."""
+        return self.recency_bias or self.source_bias
 
     @property
     def num_sublayers(self) -> int:

@@ -3,8 +3,11 @@
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from attnres_serve import output
 from attnres_serve.errors import SettingError
+from attnres_serve.kernels.interface import MASKED
 from attnres_serve.lens.pictures import FIGURES, out_path
 from attnres_serve.tracing import queries as learned
 
@@ -54,8 +57,9 @@ def _write_table(found: learned.Queries, path: Path) -> None:
             "effective": found.effective,
         }
     )
-    if found.bias is not None:
-        table["bias"] = found.bias
+    for column in range(max(map(len, found.biases), default=0)):  # NaN behind the last source
+        own = [bias[column] if column < len(bias) else np.nan for bias in found.biases]
+        table[f"bias {column}"] = own
     names = [f"cosine {site.index}" for site in found.sites]
     table = table.join(pandas.DataFrame(found.cosine, columns=names))
     # Nine digits tell any two float32 numbers apart.
@@ -69,8 +73,9 @@ def _draw(checkpoint: str, found: learned.Queries, path: Path, width: float | No
         "length of the\neffective query": found.effective,
         "rms of the\nkey norm": found.key_norm,
     }
-    if found.bias is not None:
-        sizes["recency\nbias"] = found.bias
+    if found.biases:
+        last = np.array([bias[-1] for bias in found.biases])
+        sizes["bias of the\nlast source"] = np.where(last > MASKED, last, np.nan)
     title = f"{Path(checkpoint).name or checkpoint}: what the sites have learned"
     drawn = partial(figure.queries, title, found.sites, found.cosine, sizes)
     figure.write(path, drawn, width or figure.WIDTH)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attnres_serve.checkpoints import quantized, read
 from attnres_serve.checkpoints.base_tensors import BaseTensors
@@ -141,13 +142,16 @@ class LoadingMixin(_Base):
             if decoder.is_ours_to_look_at(own) and not is_aside(first, index.base.config):
                 check_finite(own, tensor, self.attn_res_served_in(first, parts[first]))
             for name, piece in index.pieces(own, tensor):
+                index.check_values(name, piece)
                 if (site := parts[name]) is None:
-                    index.check_values(name, piece)
                     if not is_aside(name, index.base.config):
                         yield name, piece
                     continue
                 for parameter in self.attn_res_parameters[site]:
-                    yield parameter, piece.reshape(-1)
+                    values = piece.reshape(-1)
+                    # A recency bias is the last one of several, whose others are zero.
+                    missing = decoder.parameter(self, parameter).numel() - values.numel()
+                    yield parameter, pad(values, (missing, 0)) if missing else values
         if lacks_first_site(self.attn_res_format):
             hidden = index.base.config["hidden_size"]
             for part in PARTS:  # they never matter, and vLLM wants all parameters filled

@@ -40,9 +40,9 @@ class SiteNorm(RMSNorm):
         spec: the model's depth attention.
         later: the later sites of the stage that mix, in order.
 
-    Parameters: ``query`` and ``key_norm``, ``[hidden]`` float32, and with a recency bias ``bias``,
-    ``[1]`` float32.  They are not Linear weights, so that no quantiser or LoRA wrapper touches
-    them.
+    Parameters: ``query`` and ``key_norm``, ``[hidden]`` float32, and in a model with biases
+    ``bias``, ``[sources]`` float32, which for a recency bias is zero but for the last one.  They
+    are not Linear weights, so that no quantiser or LoRA wrapper touches them.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class SiteNorm(RMSNorm):
             self.key_norm = _parameter(hidden)
             # As vLLM's norms have since 0.33, for weights that are drawn and not read.
             set_weight_attrs(self.key_norm, {"dummy_weight_value": 1.0})
-            if spec.recency_bias:
-                self.bias = _parameter(1)
+            if spec.has_biases:
+                self.bias = _parameter(self.site.num_sources)
         self.executed: Tensor | None
         self.register_buffer("executed", None, persistent=False)
         self.mixed: Tensor | None

@@ -120,10 +120,7 @@ class DepthState(NamedTuple):
         if context.position == 0 and opens:
             updated = self.add(delta)
             answers = _phase_1(context, ahead, (*self.blocks, updated))
-            if weights.bias is None:
-                normed = backend.norm_answer(answers.values, weights, delta)
-            else:  # phase 1 knows no bias, which is the completed block's here
-                normed, updated = backend.single_pass(self.blocks, self.partial, delta, weights)
+            normed = backend.norm_answer(answers.values, weights, delta)
             return normed, updated, self._replace(answers=answers)
         answers = self.answers if context.position else _phase_1(context, ahead, self.blocks)
         assert answers is not None, "the first site of the group ran phase 1"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnres_serve.kernels import reference
-from attnres_serve.kernels.interface import SiteWeights
+from attnres_serve.kernels.interface import MASKED, SiteWeights
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.tracing.edits import Resolved, mask
 from attnres_serve.tracing.listen import TOKENS_AT_ONCE, folded, mixed_by, sources_of
@@ -100,11 +100,11 @@ class Intervention:
 
 
 def _logits(sources: Sequence[Tensor], site: SiteWeights) -> Tensor:
-    """The logits of the sources, ``[T, n]`` float32."""
+    """The logits of the sources, ``[T, n]`` float32; minus infinity of those that are not read."""
     stacked = torch.stack(tuple(sources), dim=-2).float()
     found = reference.scores(stacked, folded(site), site.key_eps)
     if site.bias is not None:
-        found[..., -1] += site.bias.float()
+        found = (found + site.bias).masked_fill(site.bias <= MASKED, -torch.inf)
     return found
 
 

@@ -25,7 +25,7 @@ class Queries(NamedTuple):
         query: ``[S]`` float64, length of the stored pseudo-query.
         key_norm: ``[S]`` float64, root mean square of the key norm's weight.
         effective: ``[S]`` float64, length of the effective query.
-        bias: ``[S]`` float64, recency bias; None in a model without.
+        biases: ``[n]`` float64 of each site, for its sources; none in a model without biases.
         cosine: ``[S, S]`` float64, between effective queries; NaN for one of zeros.
     """
 
@@ -33,7 +33,7 @@ class Queries(NamedTuple):
     query: np.ndarray
     key_norm: np.ndarray
     effective: np.ndarray
-    bias: np.ndarray | None
+    biases: list[np.ndarray]
     cosine: np.ndarray
 
 
@@ -54,9 +54,12 @@ def read(name: str) -> Queries:
     mixing = [site for site in sites(spec) if site.mixes]
     stored = {
         part: np.stack([_stored(checkpoint, site.tensors, part) for site in mixing])
-        for part in PARTS
-        if part != "bias" or spec.recency_bias
+        for part in ("proj", "norm")
     }
+    biases = []
+    for site in mixing if spec.has_biases else ():
+        values = _stored(checkpoint, site.tensors, "bias")
+        biases.append(np.pad(values, (site.num_sources - len(values), 0)))  # a recency bias: one
     query, key_norm = stored["proj"], stored["norm"]
     folded = query * key_norm * spec.logit_scale
     length = np.linalg.norm(folded, axis=1)
@@ -66,7 +69,7 @@ def read(name: str) -> Queries:
         np.linalg.norm(query, axis=1),
         np.sqrt(np.mean(key_norm**2, axis=1)),
         length,
-        stored["bias"][:, 0] if spec.recency_bias else None,
+        biases,
         unit @ unit.T,
     )
 

@@ -55,7 +55,7 @@ def attend(
     """The weights of a site, and whether they explain what it gave.
 
     Args:
-        sources: ``n`` tensors ``[T, d]`` of one dtype, the last one with the recency bias.
+        sources: ``n`` tensors ``[T, d]`` of one dtype.
         site: what the site has learned.
         normed: ``[T, d]``, what the site gave.
 

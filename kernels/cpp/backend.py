@@ -142,7 +142,7 @@ def phase_1(
         completes,
         [one.query for one in group],
         [one.key_norm for one in group],
-        site.bias,
+        None if site.bias is None else [one.bias for one in group],
         site.norm_weight,
     )
     return delta, (answers, log_sums)

@@ -42,13 +42,15 @@ struct Given {
   Site site(int64_t i) const {  // the four tensors from there on
     return {floats(i), floats(i + 1), bias(i + 2), norm_weight(i + 3)};
   }
-  Keys keys(int64_t i) const {  // of a list of queries and, behind it, one of key norms
+  // Of a list of queries and, behind it, one of key norms and one of biases or None.
+  Keys keys(int64_t i) const {
     const auto of_list = [&](int64_t list, Py_ssize_t at) {
       return static_cast<const float*>(data_of(PyList_GET_ITEM(all[list], at)));
     };
+    const bool biased = all[i + 2] != Py_None;
     Keys keys;
     for (Py_ssize_t at = 0; at < PyList_GET_SIZE(all[i]); ++at)
-      keys.push_back({of_list(i, at), of_list(i + 1, at)});
+      keys.push_back({of_list(i, at), of_list(i + 1, at), biased ? of_list(i + 2, at) : nullptr});
     return keys;
   }
 };
@@ -84,8 +86,8 @@ PyObject* phase_1_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return called(given, count, 13, [](const Given& all) {
     const State state = all.state();
     kernels(state.dtype).attend_group(
-        state, all.numbers(4), all.number(6), all.keys(7), all.bias(9), all.norm_weight(10),
-        all.data(2), all.floats(3));
+        state, all.numbers(4), all.number(6), all.keys(7), all.norm_weight(10), all.data(2),
+        all.floats(3));
   });
 }
 

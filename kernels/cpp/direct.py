@@ -100,11 +100,12 @@ def _fits(given: dict[str, Any]) -> bool:
     """Whether the arguments of an operator, inductor's by their names, lie as it reads them."""
     from sympy import Integer
 
-    x, bank, bias, norm_weight = (given[name] for name in ("x", "bank", "bias", "norm_weight"))
+    x, bank, norm_weight = (given[name] for name in ("x", "bank", "norm_weight"))
     tokens, hidden = x.get_size()
     slots = bank.get_size()[1]
     one = "query" in given
     keys = (given["query"], given["key_norm"]) if one else (*given["queries"], *given["key_norms"])
+    biases = [given["bias"]] if given.get("bias") is not None else given.get("biases") or []
     return (
         x.get_device() == bank.get_device() == torch.device("cpu")
         and isinstance(hidden, Integer)
@@ -115,10 +116,17 @@ def _fits(given: dict[str, Any]) -> bool:
         and x.get_dtype() == bank.get_dtype()
         and all(_dense(vector, hidden) for vector in (*keys, norm_weight))
         and {key.get_dtype() for key in keys} == {torch.float32}
-        and (bias is None or (_dense(bias, 1) and bias.get_dtype() == torch.float32))
+        and len(biases) in (0, len(keys) // 2)
+        and all(_bias_fits(bias, given["slot"]) for bias in biases)
         and {x.get_dtype(), norm_weight.get_dtype()} <= DTYPES.keys()
         and ("answers" not in given or _answers_fit(given, tokens, hidden))
     )
+
+
+def _bias_fits(bias: Any, slot: int) -> bool:
+    """Whether a bias has a number for each row up to that of ``Numbers``."""
+    rows, read = bias.get_size()[0], (slot & 0xFFFFFFFF) // 2 + 1
+    return bool(rows >= read and _dense(bias, rows) and bias.get_dtype() == torch.float32)
 
 
 def _answers_fit(given: dict[str, Any], tokens: Any, hidden: Any) -> bool:

@@ -10,7 +10,7 @@ namespace {
 // Runs the first site, and answers the others: `[sites - 1, tokens, hidden]`, with log-sum-exps.
 template <class D>
 void attend_group(
-    const State& state, const Numbers& numbers, bool completes, const Keys& keys, const float* bias,
+    const State& state, const Numbers& numbers, bool completes, const Keys& keys,
     const NormWeight& norm_weight, void* answers, float* log_sum) {
   const int64_t row = numbers.row;
   const float key_eps = numbers.key_eps;
@@ -20,7 +20,7 @@ void attend_group(
   STD_TORCH_CHECK(later_count > 0, "later sites have no finished block to attend to");
   const float* folded = fold_all<D>(keys, numbers.logit_scale, hidden);
   const Norm<D> norm(norm_weight, numbers.norm_eps, hidden);
-  const float own_bias = read_bias(bias);
+  const bool biased = keys[0].bias != nullptr;
   const auto delta = state.x_rows<D>(), blocks = state.bank_rows<D>();
   const Rows<D> answer = {
       static_cast<typename D::Element*>(answers), tokens * hidden, hidden};
@@ -39,7 +39,8 @@ void attend_group(
           weights, 1, apart, rows.data(), later_count, folded, sites, key_eps, hidden,
           more ? blocks.stride : 0);
       if (!completes) score<D, 1>(&weights[row], &rows[row], folded, key_eps, hidden);
-      weights[row] += own_bias;
+      for (int64_t site = 0; biased && site < sites; ++site)
+        add_bias(weights + site * apart, keys[site].bias, site ? later_count : count);
       // G sites from this one on, which is the first one where `own`.
       const auto run = [&]<bool own>(int64_t site, auto group, std::bool_constant<own>) {
         constexpr int64_t G = group;

@@ -8,7 +8,9 @@
 namespace attnres {
 namespace {
 
-inline float read_bias(const float* bias) { return bias ? *bias : 0; }
+inline void add_bias(float* scores, const float* bias, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) scores[i] += bias[i];
+}
 
 // Sources are what is known ahead and the rows from `first` to `row`, the last of which `x` is
 // added to.
@@ -21,7 +23,7 @@ void attend(
   float* folded = scratch(kQueries, padded(hidden));
   fold<D>(folded, site.query, site.key_norm, numbers.logit_scale, hidden);
   const Norm<D> norm(site.norm_weight, numbers.norm_eps, hidden);
-  const float own_bias = read_bias(site.bias), key_eps = numbers.key_eps;
+  const float key_eps = numbers.key_eps;
   const auto x = state.x_rows<D>(), bank = state.bank_rows<D>();
   const auto* answers = static_cast<const typename D::Element*>(known.answer);
   const int64_t sources = count + (answers != nullptr);
@@ -47,7 +49,7 @@ void attend(
       for (int64_t t = 0; t < together; ++t) {
         float* scores = weights + t * apart;
         std::copy_n(found + t * count, count, scores);
-        scores[count - 1] += own_bias;
+        if (site.bias) add_bias(scores, site.bias + first, count);
         if (answers) scores[count] = known.log_sum[first_token + t];
       }
       float inverse[kTogether];

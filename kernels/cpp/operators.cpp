@@ -18,7 +18,8 @@ namespace {
   int64_t slot, int64_t eps, Tensor query, Tensor key_norm, std::optional<Tensor> bias,   \
       Tensor norm_weight
 #define SITE_ARGUMENTS(hidden) \
-  Numbers(slot, eps), Site(query, key_norm, bias, norm_weight, hidden)
+  Numbers(slot, eps),          \
+      Site(query, key_norm, bias, norm_weight, hidden, Numbers(slot, eps).row + 1)
 
 void single_pass(Tensor x, Tensor bank, SITE_PARAMETERS) {
   const State state(x, bank);
@@ -39,16 +40,17 @@ void* made_ahead(
 
 void phase_1(
     Tensor x, Tensor bank, Tensor answers, Tensor log_sums, int64_t slot, int64_t eps,
-    bool completes, Tensors queries, Tensors key_norms, std::optional<Tensor> bias,
+    bool completes, Tensors queries, Tensors key_norms, std::optional<Tensors> biases,
     Tensor norm_weight) {
   const State state(x, bank);
-  const int64_t hidden = state.hidden, later = queries.size() - 1;
-  const Keys keys = keys_of(queries, key_norms, hidden);
+  const Numbers numbers(slot, eps);
+  const int64_t hidden = state.hidden, later = queries.size() - 1, row = numbers.row;
+  const Keys keys = keys_of(queries, key_norms, biases, hidden, row + 1, row + completes);
   void* answer = made_ahead(answers, {later, state.tokens, hidden}, state.dtype);
   void* log_sum = made_ahead(log_sums, {later, state.tokens});
   kernels(state.dtype).attend_group(
-      state, Numbers(slot, eps), completes, keys, floats(bias, 1), NormWeight(norm_weight, hidden),
-      answer, static_cast<float*>(log_sum));
+      state, numbers, completes, keys, NormWeight(norm_weight, hidden), answer,
+      static_cast<float*>(log_sum));
 }
 
 void phase_2(
@@ -107,8 +109,8 @@ STABLE_TORCH_LIBRARY(attnres_serve, library) {
   library.def("cpp_single_pass(" STATE SITE);
   library.def(
       "cpp_phase_1(" STATE "Tensor(c!) answers, Tensor(d!) log_sums, int slot, int eps, "
-      "bool completes, Tensor[] queries, Tensor[] key_norms, Tensor? bias, Tensor norm_weight) "
-      "-> ()");
+      "bool completes, Tensor[] queries, Tensor[] key_norms, Tensor[]? biases, "
+      "Tensor norm_weight) -> ()");
   library.def(
       "cpp_phase_2(" STATE "Tensor answers, Tensor log_sums, int position, int first, " SITE);
   library.def("cpp_add_to_row(Tensor delta, Tensor(a!) bank, int row) -> ()");

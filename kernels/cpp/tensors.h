@@ -96,8 +96,13 @@ inline const float* floats(const Tensor& vector, int64_t hidden) {
   return static_cast<const float*>(vector.const_data_ptr());
 }
 
-inline const float* floats(const std::optional<Tensor>& vector, int64_t hidden) {
-  return vector ? floats(*vector, hidden) : nullptr;
+// Numbers for the rows that a site reads, or none.
+inline const float* bias_of(const std::optional<Tensor>& bias, int64_t rows) {
+  STD_TORCH_CHECK(
+      !bias || (bias->dim() == 1 && bias->size(0) >= rows && bias->is_contiguous() &&
+                bias->scalar_type() == ScalarType::Float),
+      "a bias must be float32 and have a number for each row that is read");
+  return bias ? static_cast<const float*>(bias->const_data_ptr()) : nullptr;
 }
 
 struct NormWeight {
@@ -133,28 +138,35 @@ struct Numbers {
 
 // What a site has learned.
 struct Site {
-  const float *query, *key_norm, *bias;  // there may be no bias
+  const float *query, *key_norm, *bias;  // of the rows that the site reads; or there is none
   NormWeight norm_weight;
   Site(const float* query, const float* key_norm, const float* bias, NormWeight norm_weight)
       : query(query), key_norm(key_norm), bias(bias), norm_weight(norm_weight) {}
   Site(
       const Tensor& query, const Tensor& key_norm, const std::optional<Tensor>& bias,
-      const Tensor& norm_weight, int64_t hidden)
-      : Site(floats(query, hidden), floats(key_norm, hidden), floats(bias, 1),
+      const Tensor& norm_weight, int64_t hidden, int64_t rows)
+      : Site(floats(query, hidden), floats(key_norm, hidden), bias_of(bias, rows),
              NormWeight(norm_weight, hidden)) {}
 };
 
 struct Key {
-  const float *query, *key_norm;
+  const float *query, *key_norm, *bias;  // as of a site: all of a group have a bias, or none
 };
 using Keys = std::vector<Key>;
 
-inline Keys keys_of(const Tensors& queries, const Tensors& key_norms, int64_t hidden) {
+// The first site reads `rows`, the others `later_rows`.
+inline Keys keys_of(
+    const Tensors& queries, const Tensors& key_norms, const std::optional<Tensors>& biases,
+    int64_t hidden, int64_t rows, int64_t later_rows) {
   STD_TORCH_CHECK(
-      !queries.empty() && queries.size() == key_norms.size(), "every query must have a key norm");
+      !queries.empty() && queries.size() == key_norms.size() &&
+          (!biases || queries.size() == biases->size()),
+      "every query must have a key norm, and a bias if one has");
   Keys keys;
   for (size_t site = 0; site < queries.size(); ++site)
-    keys.push_back({floats(queries[site], hidden), floats(key_norms[site], hidden)});
+    keys.push_back(
+        {floats(queries[site], hidden), floats(key_norms[site], hidden),
+         biases ? bias_of((*biases)[site], site ? later_rows : rows) : nullptr});
   return keys;
 }
 
@@ -176,7 +188,7 @@ struct Kernels {
       const Site& site);
   void (*attend_group)(
       const State& state, const Numbers& numbers, bool completes, const Keys& keys,
-      const float* bias, const NormWeight& norm_weight, void* answers, float* log_sum);
+      const NormWeight& norm_weight, void* answers, float* log_sum);
   void (*add_to_row)(const State& state, int64_t row);
   void (*situ_experts)(const SituExperts& given);
 };

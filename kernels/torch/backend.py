@@ -33,7 +33,9 @@ def single_pass(
 
 
 def phase_1(blocks: Sequence[Tensor], sites: Sequence[SiteWeights]) -> Answers:
-    return torch_functions.phase_1(blocks, [_folded(site) for site in sites], sites[0].key_eps)
+    queries = [_folded(site) for site in sites]
+    known = [site.bias[: len(blocks)] for site in sites if site.bias is not None]
+    return torch_functions.phase_1(blocks, queries, sites[0].key_eps, known or None)
 
 
 def norm_answer(answers: Answers, weights: SiteWeights, like: Tensor) -> Tensor:
@@ -51,6 +53,7 @@ def phase_2(
 ) -> tuple[Tensor, Tensor]:
     updated = delta if partial is None else partial + delta
     answer, log_sum = answers[position]
+    bias = weights.bias
     normed = torch_functions.phase_2(
         answer,
         log_sum,
@@ -59,7 +62,7 @@ def phase_2(
         weights.key_eps,
         weights.norm_weight,
         weights.norm_eps,
-        weights.bias,
+        bias if bias is None else bias[-len(blocks) - 1 :],
     )
     return normed, updated
 

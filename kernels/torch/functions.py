@@ -39,7 +39,7 @@ def single_pass(
         query: ``[d]`` float32 pseudo-query times key-norm weight.
         key_eps: epsilon of the key norm.
         norm_weight, norm_eps: weight ``[d]`` and epsilon of the norm behind the mix.
-        bias: ``[1]`` float32, added to the score of the last source.
+        bias: ``[n]`` float32, added to the scores of the sources.
 
     Returns:
         ``[T, d]`` in the dtype of the sources.
@@ -53,12 +53,15 @@ def mix(
 ) -> Tensor:
     """What ``single_pass`` norms, of the same arguments: ``[T, d]`` float32."""
     attend = _unrolled if _unroll(sources) else _stacked
-    ((mixed, _),) = attend(sources, [query], key_eps, bias)
+    ((mixed, _),) = attend(sources, [query], key_eps, None if bias is None else [bias])
     return mixed
 
 
 def phase_1(
-    blocks: Sequence[Tensor], queries: Sequence[Tensor], key_eps: float
+    blocks: Sequence[Tensor],
+    queries: Sequence[Tensor],
+    key_eps: float,
+    biases: Sequence[Tensor] | None = None,
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     """Phase 1 of two-phase: ``S`` sites attend to the finished blocks in one pass over them.
 
@@ -66,12 +69,13 @@ def phase_1(
         blocks: ``n`` tensors ``[T, d]`` of one dtype.
         queries: ``S`` tensors ``[d]``, float32, folded.
         key_eps: epsilon of the key norm.
+        biases: ``S`` tensors ``[n]``, float32, added to the scores of the blocks.
 
     Returns:
         Per site the answer ``[T, d]`` and its log-sum-exp ``[T, 1]``, both float32.
     """
     attend = _unrolled if _unroll(blocks) else _stacked
-    return attend(blocks, queries, key_eps)
+    return attend(blocks, queries, key_eps, biases)
 
 
 def phase_2(
@@ -94,13 +98,13 @@ def phase_2(
         sources: ``[T, d]`` each, in the activation dtype: blocks finished since phase 1, then the
             partial sum.
         query, key_eps, norm_weight, norm_eps: as in ``single_pass``.
-        bias: ``[1]`` float32, added to the score of the last source.
+        bias: float32, added to the scores of ``sources``, as many as there are.
 
     Returns:
         ``[T, d]`` in the dtype of the sources.
     """
-    scores = [log_sum, *(_score(source.float(), query, key_eps) for source in sources)]
-    mixed = _blend(scores, (answer, *sources), bias)
+    scores = [log_sum, *_scores(sources, query, key_eps, bias)]
+    mixed = _blend(scores, (answer, *sources))
     return rms_norm(mixed, norm_weight, norm_eps, sources[-1].dtype)
 
 
@@ -119,10 +123,17 @@ def _score(x: Tensor, query: Tensor, eps: float) -> Tensor:
     return (x * query).sum(-1, keepdim=True) * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
-def _blend(scores: list[Tensor], sources: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+def _scores(
+    sources: Sequence[Tensor], query: Tensor, eps: float, bias: Tensor | None
+) -> list[Tensor]:
+    scores = [_score(source.float(), query, eps) for source in sources]
+    if bias is None:
+        return scores
+    return [score + own for score, own in zip(scores, bias.unbind(), strict=True)]
+
+
+def _blend(scores: list[Tensor], sources: Sequence[Tensor]) -> Tensor:
     """The sources mixed by the softmax of their scores, ``[T, 1]`` each, in float32."""
-    if bias is not None:
-        scores[-1] = scores[-1] + bias
     if _unroll(sources):
         return _blend_unrolled(scores, sources)[0]
     weights = torch.softmax(torch.cat(scores, dim=1), dim=1)
@@ -140,25 +151,28 @@ def _blend_unrolled(scores: list[Tensor], sources: Sequence[Tensor]) -> tuple[Te
 
 
 def _unrolled(
-    sources: Sequence[Tensor], queries: Sequence[Tensor], eps: float, bias: Tensor | None = None
+    sources: Sequence[Tensor],
+    queries: Sequence[Tensor],
+    eps: float,
+    biases: Sequence[Tensor] | None,
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     answers = []
-    for query in queries:
-        scores = [_score(source.float(), query, eps) for source in sources]
-        if bias is not None:
-            scores[-1] = scores[-1] + bias
-        answers.append(_blend_unrolled(scores, sources))
+    for query, bias in zip(queries, biases or [None] * len(queries), strict=True):
+        answers.append(_blend_unrolled(_scores(sources, query, eps, bias), sources))
     return tuple(answers)
 
 
 def _stacked(
-    sources: Sequence[Tensor], queries: Sequence[Tensor], eps: float, bias: Tensor | None = None
+    sources: Sequence[Tensor],
+    queries: Sequence[Tensor],
+    eps: float,
+    biases: Sequence[Tensor] | None,
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     stacked = torch.stack(tuple(sources), dim=1).float()
     scale = torch.rsqrt(stacked.square().mean(-1, keepdim=True) + eps)
     scores = (stacked @ torch.stack(tuple(queries), dim=1)) * scale
-    if bias is not None:
-        scores[:, -1] += bias
+    if biases is not None:
+        scores = scores + torch.stack(tuple(biases), dim=1)
     log_sums = torch.logsumexp(scores, dim=1)
     weights = torch.exp(scores - log_sums.unsqueeze(1))
     mixed = torch.bmm(weights.transpose(1, 2), stacked)

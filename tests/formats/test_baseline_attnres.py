@@ -202,7 +202,7 @@ LAYER = "model.layers.1."
         ),
         (
             lambda t: t.update({LAYER + "attnres_mlp_aggregator.recency_bias": torch.zeros(64)}),
-            "recency bias of the MLP of layer 1, has the shape [64]",
+            "AttnRes bias of the MLP of layer 1, has the shape [64]",
         ),
     ],
 )

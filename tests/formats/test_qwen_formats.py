@@ -374,9 +374,9 @@ LAYER = "model.layers.1."
         (
             CUMULATIVE,
             lambda t: t.pop(LAYER + "mlp_res_bias"),
-            ("lacks the recency bias of the MLP",),
+            ("lacks the AttnRes bias of the MLP",),
         ),
-        (CUMULATIVE, put(LAYER + "mlp_res_bias", 64), ("recency bias of the MLP of", "[64]")),
+        (CUMULATIVE, put(LAYER + "mlp_res_bias", 64), ("AttnRes bias of the MLP of", "[64]")),
         (DELTA, put(LAYER + "attn_null_source", 64), ("(a null source)", "attn_null_source")),
         (DELTA, put(LAYER + "attn_res_gate_logit"), ("(a gate beside the mix)", "gate_logit")),
         (DELTA, put(LAYER + "v_res_proj.weight", 1, 64), ("(values with a depth attention",)),

@@ -1,8 +1,8 @@
 """The engine's own sites on a decoder of random matrices, against the float64 definition.
 
 No engine: the sites are installed as in the engine, and run eagerly in this process.  Any
-specification is drawn: starts, cumulative or begun anew, recency bias, shared queries, logit scale,
-final mix or none, over one pipeline stage or two.
+specification is drawn: starts, cumulative or begun anew, recency bias or one for each source,
+shared queries, logit scale, final mix or none, over one pipeline stage or two.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from attnres_serve.verify.oracle import HOUSE_NAMES, Model, Spec, alike, rms_norm, site_role
+from attnres_serve.verify.oracle.spec import sources_of
 
 pytest.importorskip("vllm")
 
@@ -29,6 +30,7 @@ from attnres_serve.depth import groups as site_groups
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.kernels import backends
+from attnres_serve.kernels.interface import MASKED
 from attnres_serve.model import streams
 from attnres_serve.model.loading import parameters_of
 from attnres_serve.model.sharded_site import Division
@@ -52,9 +54,16 @@ def specs(draw: st.DrawFn) -> AttnResSpec:
         KEY_EPS,
         final_mix=draw(st.booleans()),
         cumulative=draw(st.booleans()),
-        recency_bias=draw(st.booleans()),
         logit_scale=draw(st.sampled_from([1.0, 0.25, 3])),
-        shared_queries=draw(st.sampled_from([None, "layer", "block"])),
+        **draw(
+            st.just({"source_bias": True})
+            | st.fixed_dictionaries(
+                {
+                    "recency_bias": st.booleans(),
+                    "shared_queries": st.sampled_from([None, "layer", "block"]),
+                }
+            )
+        ),
     )
 
 
@@ -76,7 +85,8 @@ class Definition(Model):
 
 def definition(spec: AttnResSpec, seed: int) -> Definition:
     """Random weights, by the oracle's names; the queries give spiky depth weights."""
-    options = ("block_starts", "final_mix", "cumulative", "recency_bias", "logit_scale")
+    options = ("block_starts", "final_mix", "cumulative", "recency_bias", "source_bias")
+    options += ("logit_scale",)
     own = Spec(
         names=HOUSE_NAMES,
         layout=alike(spec.layout.num_layers, ("attention", "mlp")),
@@ -102,8 +112,20 @@ def definition(spec: AttnResSpec, seed: int) -> Definition:
         role, layer = site_role(own, site)
         weights[HOUSE_NAMES[f"{role}_query"].format(layer)] = draw(1, HIDDEN) / HIDDEN**0.5
         weights[HOUSE_NAMES[f"{role}_key"].format(layer)] = 1 + 0.3 * draw(HIDDEN)
-        weights[HOUSE_NAMES[f"{role}_recency"].format(layer)] = 2 * draw(1)
+        weights[HOUSE_NAMES[f"{role}_recency"].format(layer)] = bias(own, site, generator)
     return Definition(own, weights)
+
+
+def bias(own: Spec, site: int, generator: torch.Generator) -> Tensor:
+    """A number, or one for each source: none, some or all but one of these are not read."""
+    if not own.source_bias:
+        return 2 * torch.randn(1, generator=generator).double()
+    count = sources_of(own, site)
+    drawn = 2 * torch.randn(count, generator=generator).double()
+    chance, kept = (torch.rand(1, generator=generator).item() for _ in range(2))
+    masked = torch.rand(count, generator=generator) < max(0, 2 * chance - 0.5)
+    masked[int(kept * count)] = False
+    return drawn.where(~masked, MASKED)
 
 
 def modules(**children: nn.Module) -> Any:
@@ -151,7 +173,8 @@ def stage(
         role, layer = site_role(own.spec, site.site.tensors)
         for name, parameter in site.named_parameters():
             if name != "weight":
-                parameter.data.copy_(own.weight(f"{role}_{names[name]}", layer).view(-1))
+                stored = own.weight(f"{role}_{names[name]}", layer).view(-1)
+                parameter.data.zero_()[-len(stored) :].copy_(stored)
     return decoder, installed
 
 
@@ -332,7 +355,7 @@ def test_every_tensor_fills_the_parameters_that_use_it(spec: AttnResSpec, split:
         table = parameters_of(installed, spec, "model")
         assert list(table) == expected_parts(spec)
         filled += [name for names in table.values() for name in names]
-    count = (2 * layers + spec.final_mix) * (2 + spec.recency_bias)
+    count = (2 * layers + spec.final_mix) * (2 + spec.has_biases)
     assert len(filled) == len(set(filled)) == count
 
 

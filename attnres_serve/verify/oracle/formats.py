@@ -166,7 +166,8 @@ def _house_spec(config: Config, base: str) -> Spec:
 
 def add_depth(spec: Spec, options: Config) -> None:
     """Let a model without blocks mix as the dictionary `attn_res` of the house format says."""
-    free = ("final_mix", "cumulative", "recency_bias", "logit_scale", "shared_queries")
+    flags = ("final_mix", "cumulative", "recency_bias", "source_bias")
+    free = (*flags, "logit_scale", "shared_queries")
     unknown = set(options) - {"block_size", "block_starts", "key_norm_eps", *free}
     if unknown or ("block_size" in options) == ("block_starts" in options):
         raise ValueError(f"bad attn_res options {options}")
@@ -178,6 +179,8 @@ def add_depth(spec: Spec, options: Config) -> None:
     spec.key_norm_eps = options.get("key_norm_eps", spec.eps)
     for key in free:
         setattr(spec, key, options.get(key, getattr(spec, key)))
+    if spec.source_bias and (spec.recency_bias or spec.shared_queries):
+        raise ValueError(f"bad attn_res options {options}")
 
 
 def _layers_spec(config: Config, base: str, names: dict[str, str], per_block: int | None) -> Spec:

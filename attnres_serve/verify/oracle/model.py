@@ -13,8 +13,9 @@ is instead all that was summed up to a start, and the last one all that there is
 
     V = [x + y_0 + ... + y_(b-1) for each start b <= s] + [x + y_0 + ... + y_(s-1)]
 
-The site mixes them by softmax_i(scale * <query, RMSNorm(V_i)> + [i is last] * bias), and its
-sublayer (at the last site: the head) reads the result. Without a final mix the head reads V's last.
+The site mixes them by softmax_i(scale * <query, RMSNorm(V_i)> + b_i), where b_i is
+stored for every source, or for the last alone, or 0. Its sublayer (at the last site: the head)
+reads the result. Without a final mix the head reads V's last.
 """
 
 from collections.abc import Iterator, Sequence
@@ -104,6 +105,8 @@ class Model:
         scores = self.spec.logit_scale * (keys @ self.weight(f"{role}_query", layer).flatten()).T
         if self.spec.recency_bias:
             scores[:, -1] += self.weight(f"{role}_recency", layer).item()
+        if self.spec.source_bias:
+            scores = scores + self.weight(f"{role}_recency", layer)
         return scores.softmax(-1)
 
     def sources(self, site: int, x: Tensor, y: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnres_serve.verify.oracle.formats import spec_of
 from attnres_serve.verify.oracle.model import Model
-from attnres_serve.verify.oracle.spec import Spec, site_role
+from attnres_serve.verify.oracle.spec import Spec, site_role, sources_of
 
 
 def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
@@ -39,6 +39,8 @@ def depth_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
         shapes[names[f"{role}_key"].format(layer)] = (d,)
         if spec.recency_bias:
             shapes[names[f"{role}_recency"].format(layer)] = ()
+        if spec.source_bias:
+            shapes[names[f"{role}_recency"].format(layer)] = (sources_of(spec, site),)
     return shapes
 
 

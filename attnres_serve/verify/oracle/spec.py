@@ -47,6 +47,7 @@ class Spec:
     key_norm_eps: float = 0.0
     cumulative: bool = False
     recency_bias: bool = False
+    source_bias: bool = False
     logit_scale: float = 1.0
     shared_queries: str | None = None
     embedding_scale: float = 1.0
@@ -113,6 +114,13 @@ def source_spans(starts: Sequence[int], site: int) -> list[tuple[int, int]]:
     """Spans [b, e) of the sublayers in each block that `site` can see, oldest first."""
     ends = [*starts[1:], site]
     return [(b, min(e, site)) for b, e in zip(starts, ends, strict=True) if b < site]
+
+
+def sources_of(spec: Spec, site: int) -> int:
+    """The number of sources of `site`."""
+    if spec.cumulative:
+        return 1 + sum(start <= site for start in spec.starts)
+    return 1 + len(source_spans(spec.starts, site))
 
 
 def site_role(spec: Spec, site: int) -> tuple[str, int | None]:
