@@ -197,7 +197,7 @@ class BankBackend(Protocol):
         """The queries of all sites of a pipeline stage, as the other functions take them.
 
         Returns:
-            The backend's own, with as many items as there are sites.
+            The backend's own.
         """
 
     def single_pass(

@@ -148,10 +148,11 @@ class LoadingMixin(_Base):
                         yield name, piece
                     continue
                 for parameter in self.attn_res_parameters[site]:
-                    values = piece.reshape(-1)
-                    # A recency bias is the last one of several, whose others are zero.
-                    missing = decoder.parameter(self, parameter).numel() - values.numel()
-                    yield parameter, pad(values, (missing, 0)) if missing else values
+                    values, like = piece.reshape(-1), decoder.parameter(self, parameter)
+                    if like is not None and like.numel() > values.numel():
+                        # A recency bias is the last one of several, whose others are zero.
+                        values = pad(values, (like.numel() - values.numel(), 0))
+                    yield parameter, values
         if lacks_first_site(self.attn_res_format):
             hidden = index.base.config["hidden_size"]
             for part in PARTS:  # they never matter, and vLLM wants all parameters filled

@@ -50,9 +50,11 @@ def attend(
     b_mix,  # [SITES, BLOCK]
     b_top,  # [SITES]
     b_total,  # [SITES]
+    p_bias,  # [SITES], of row 0; or None
     slot_stride,
     count,
     key_eps,
+    m_site,
     m_d,
     HIDDEN: tl.constexpr,
 ):
@@ -66,6 +68,8 @@ def attend(
         b_square = tl.sum(b_source * b_source, axis=1)  # [1]
         b_dot = tl.sum(b_query * b_source, axis=1)  # [SITES]
         b_score = b_dot * tl.rsqrt(b_square * (1.0 / HIDDEN) + key_eps)
+        if p_bias is not None:
+            b_score += tl.load(p_bias + index, mask=m_site, other=0.0)
         b_new_top = tl.maximum(b_top, b_score)
         b_scale = tl.exp(b_top - b_new_top)
         b_share = tl.exp(b_score - b_new_top)
@@ -81,6 +85,7 @@ def answer_sites(
     p_query,  # [SITES, BLOCK]
     p_answer,  # [SITES, BLOCK]
     p_log_sum,  # [SITES]
+    p_bias,  # [SITES], of row 0; or None
     slot_stride,
     count,
     key_eps,
@@ -98,7 +103,19 @@ def answer_sites(
     b_top = tl.full([SITES], float("-inf"), tl.float32)
     b_total = tl.zeros([SITES], tl.float32)
     b_mix, b_log_sum = attend(
-        p_row, b_row, b_query, b_mix, b_top, b_total, slot_stride, count, key_eps, m_d, HIDDEN
+        p_row,
+        b_row,
+        b_query,
+        b_mix,
+        b_top,
+        b_total,
+        p_bias,
+        slot_stride,
+        count,
+        key_eps,
+        m_site,
+        m_d,
+        HIDDEN,
     )
     tl.store(p_answer, b_mix.to(p_answer.dtype.element_ty), mask=m_group)
     tl.store(p_log_sum, b_log_sum, mask=m_site)

@@ -1,6 +1,7 @@
 """The triton backend: the Triton kernels as operators of torch's; see ``interface``.
 
-The queries of a pipeline stage come folded in one tensor ``[S, d]`` float32.
+The queries of a pipeline stage come folded in one tensor ``[S, d]`` float32, and its biases, if it
+has any, in another ``[S, n]``, with zeros behind those of a site's own sources.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from torch import Tensor
 from attnres_serve.kernels.interface import BackendError, BankSlot, SiteWeights
 
 Answers = tuple[Tensor, Tensor]  # [S, T, d] in the activation dtype, log-sum-exps [S, T] float32
+Queries = tuple[Tensor, Tensor | None]
 IN_PLACE: Final = True
 _ops = torch.ops.attnres_serve
 _library: torch.library.Library | None = None
@@ -21,6 +23,7 @@ _SLOT = "Tensor slot, bool fresh"
 _NORM = "Tensor? bias, Tensor norm_weight, float key_eps, float norm_eps"
 SCHEMAS = {
     "triton_fold": "(Tensor[] queries, Tensor[] key_norms, float logit_scale) -> Tensor",
+    "triton_pad": "(Tensor[] biases) -> Tensor",
     "triton_single_pass": (
         f"(Tensor delta, Tensor(a!) bank, Tensor queries, {_SLOT}, {_NORM}) -> Tensor"
     ),
@@ -63,37 +66,39 @@ def prepare(dtype: torch.dtype | None = None) -> None:
         torch.library.register_fake(f"attnres_serve::{name}", fake, lib=_library)
 
 
-def queries_of(sites: Sequence[SiteWeights]) -> Tensor:
-    """Pseudo-queries times key norms and logit scale, ``[S, d]`` float32.
+def queries_of(sites: Sequence[SiteWeights]) -> Queries:
+    """Pseudo-queries times key norms and logit scale; and biases, or None.
 
-    An operator, because a compiler would launch a kernel for every one of them.
+    Operators, because a compiler would launch a kernel for every one of them.
     """
     queries, key_norms = [site.query for site in sites], [site.key_norm for site in sites]
-    return _ops.triton_fold(queries, key_norms, sites[0].logit_scale)
+    biases = [site.bias for site in sites if site.bias is not None]
+    folded = _ops.triton_fold(queries, key_norms, sites[0].logit_scale)
+    return folded, _ops.triton_pad(biases) if biases else None
 
 
 def single_pass(
     delta: Tensor,
     bank: Tensor,
-    queries: Tensor,
+    queries: Queries,
     site: SiteWeights,
     slot: BankSlot,
 ) -> Tensor:
-    return _ops.triton_single_pass(delta, bank, queries, *_site(site, slot))
+    return _ops.triton_single_pass(delta, bank, queries[0], *_site(site, slot))
 
 
 def phase_1(
     delta: Tensor,
     bank: Tensor,
-    queries: Tensor,
+    queries: Queries,
     count: int,
     site: SiteWeights,
     slot: BankSlot,
     completes: bool,
 ) -> tuple[Tensor, Answers]:
-    normed, *answers = _ops.triton_phase_1(
-        delta, bank, queries, count, completes, *_site(site, slot)
-    )
+    folded, biases = queries
+    own = _site(site._replace(bias=biases), slot)
+    normed, *answers = _ops.triton_phase_1(delta, bank, folded, count, completes, *own)
     # Graphs of other layers take these by name.  ``getitem_70`` would number all of a layer's own,
     # and then no two layers were equal and shared what is compiled; nothing else is a ``detach``.
     answer, log_sum = (each.detach() for each in answers)
@@ -104,12 +109,12 @@ def phase_2(
     delta: Tensor,
     bank: Tensor,
     answers: Answers,
-    queries: Tensor,
+    queries: Queries,
     site: SiteWeights,
     slot: BankSlot,
 ) -> Tensor:
     answer, log_sums = answers
-    return _ops.triton_phase_2(delta, bank, answer, log_sums, queries, *_site(site, slot))
+    return _ops.triton_phase_2(delta, bank, answer, log_sums, queries[0], *_site(site, slot))
 
 
 def add_to_row(delta: Tensor, bank: Tensor, row: int) -> None:
@@ -136,6 +141,10 @@ def _stacked(queries: Sequence[Tensor], *_: Any) -> Tensor:
     return queries[0].new_empty((len(queries), *queries[0].shape))
 
 
+def _padded(biases: Sequence[Tensor]) -> Tensor:
+    return biases[0].new_empty((len(biases), max(len(bias) for bias in biases)))
+
+
 def _group(
     delta: Tensor, bank: Tensor, queries: Tensor, count: int, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,6 +155,7 @@ def _group(
 
 _FAKES = {
     "triton_fold": _stacked,
+    "triton_pad": _padded,
     "triton_single_pass": _like,
     "triton_phase_1": _group,
     "triton_phase_2": _like,

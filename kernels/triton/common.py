@@ -126,7 +126,6 @@ def check_site(
     bank: Tensor,
     query: Tensor,
     norm_weight: Tensor,
-    bias: Tensor | None,
     row: int,
     **read: Tensor,
 ) -> None:
@@ -154,12 +153,19 @@ def check_site(
     if norm_weight.shape != (hidden,):
         raise ValueError(f"norm_weight is {list(norm_weight.shape)}, not [{hidden}]")
     given = {"delta": delta, "query": query, "norm_weight": norm_weight, "bank": bank, **read}
-    if bias is not None:
-        check_like("bias", bias, (1,), torch.float32)
-        given["bias"] = bias
     check_memory(given)
     if _overlaps_itself(bank):
         raise ValueError("bank is written and its rows overlap in memory")
+
+
+def check_bias(delta: Tensor, bias: Tensor | None, rows: int, *sites: int) -> None:
+    """Raise unless biases have a number for every row that is read, and may be used with delta."""
+    if bias is None:
+        return
+    if bias.dtype != torch.float32 or bias.shape[:-1] != sites or bias.shape[-1] < rows:
+        wanted = [*sites, rows]
+        raise ValueError(f"bias is {list(bias.shape)} {bias.dtype}, not {wanted} torch.float32")
+    check_memory({"delta": delta, "bias": bias})
 
 
 def check_activations(name: str, tensor: Tensor) -> None:

@@ -38,7 +38,7 @@ CONFIGS = {
 @triton.jit(do_not_specialize=["sum_site_stride", "sum_stride", "row", "sites"])
 def weigh_group_kernel(
     p_scores,  # [T, row + 1, room for sites]; weights afterwards
-    p_bias,  # [1] or None
+    p_biases,  # [sites, BIASES] or None
     p_log_sums,  # [sites - 1, T]
     token_stride: tl.int64,
     row_stride: tl.int64,
@@ -50,6 +50,7 @@ def weigh_group_kernel(
     EARLY: tl.constexpr,
     SLOTS: tl.constexpr,
     SITES: tl.constexpr,
+    BIASES: tl.constexpr,
 ):
     if EARLY:
         tl.extra.cuda.gdc_wait()
@@ -61,8 +62,9 @@ def weigh_group_kernel(
     if not COMPLETES:  # a partial sum is a source of the first site only
         m_known = m_known & ((o_slot < row) | (o_site == later))
     b_score = tl.load(p_score, mask=m_known, other=float("-inf"))
-    if p_bias is not None:
-        b_score += tl.where((o_slot == row) & (o_site == later), tl.load(p_bias), 0.0)
+    if p_biases is not None:
+        o_group = tl.where(o_site < later, o_site + 1, 0)
+        b_score += tl.load(p_biases + o_group * BIASES + o_slot, mask=m_known, other=0.0)
     b_top = tl.max(b_score, axis=0)[None, :]
     b_top = tl.where(o_site < sites, b_top, 0.0)  # unused lanes stay finite
     b_weight = tl.exp(b_score - b_top)
@@ -155,7 +157,7 @@ def mix_group(
     bank: Tensor,
     scores: Tensor,
     norm_weight: Tensor,
-    bias: Tensor | None,
+    biases: Tensor | None,
     results: tuple[Tensor, Tensor, Tensor],
     *,
     row: int,
@@ -175,7 +177,7 @@ def mix_group(
     options = launch_options(starts_early(bank.device))
     weigh = {
         "p_scores": scores,
-        "p_bias": bias,
+        "p_biases": biases,
         "p_log_sums": log_sums,
         "token_stride": scores.stride(0),
         "row_stride": scores.stride(1),
@@ -186,6 +188,7 @@ def mix_group(
         "COMPLETES": completes,
         "SLOTS": padded[0],
         "SITES": padded[1],
+        "BIASES": 0 if biases is None else biases.stride(0),
         "num_warps": min(8, max(1, padded[0] * padded[1] // 1024)),  # a thread has 32 or fewer
         **options,
     }

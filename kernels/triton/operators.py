@@ -18,6 +18,10 @@ def fold(queries: list[Tensor], key_norms: list[Tensor], logit_scale: float) -> 
     return torch.stack(queries).mul_(torch.stack(key_norms)).mul_(logit_scale)
 
 
+def pad(biases: list[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(biases, batch_first=True)
+
+
 def single_pass(delta: Tensor, bank: Tensor, queries: Tensor, slot: Tensor, *site: Any) -> Tensor:
     row, position, *_ = slot.tolist()
     return one.single_pass(delta, bank, queries[position], **_site(row, *site))
@@ -33,8 +37,10 @@ def phase_1(
     *site: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     row, position, *_ = slot.tolist()
-    chosen = queries[position : position + count]
-    return first_phase.phase_1(delta, bank, chosen, completes=completes, **_site(row, *site))
+    chosen, own = slice(position, position + count), _site(row, *site)
+    biases = own.pop("bias")
+    own["biases"] = None if biases is None else biases[chosen]
+    return first_phase.phase_1(delta, bank, queries[chosen], completes=completes, **own)
 
 
 def phase_2(

@@ -33,6 +33,7 @@ from attnres_serve.kernels.triton.answers import (
 )
 from attnres_serve.kernels.triton.common import (
     MAX_HIDDEN,
+    check_bias,
     check_query,
     check_site,
     compile_once,
@@ -75,7 +76,7 @@ def phase_1_kernel(
     p_bank,  # [T, slots, HIDDEN]
     p_queries,  # [sites, HIDDEN]
     p_weight,  # [HIDDEN]
-    p_bias,  # [1] or None
+    p_biases,  # [sites, BIASES] or None
     p_out,  # [T, HIDDEN]
     p_answers,  # [sites - 1, T, HIDDEN]
     p_log_sums,  # [sites - 1, T]
@@ -99,6 +100,7 @@ def phase_1_kernel(
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     SITES: tl.constexpr,
+    BIASES: tl.constexpr,  # the most rows that a site reads
 ):
     if EARLY:
         tl.extra.cuda.gdc_wait()
@@ -139,8 +141,8 @@ def phase_1_kernel(
         b_square = tl.sum(b_own * b_own, axis=1)  # [1]
         b_dot = tl.sum(b_query * b_own, axis=1)  # [SITES]
         b_top = b_dot * tl.rsqrt(b_square * (1.0 / HIDDEN) + key_eps)
-        if p_bias is not None:
-            b_top += tl.where(o_site == 0, tl.load(p_bias), 0.0)
+        if p_biases is not None:
+            b_top += tl.load(p_biases + o_site * BIASES + row, mask=o_site < sites, other=0.0)
         if COMPLETES:
             b_total = tl.full([SITES], 1.0, tl.float32)
             b_mix = tl.zeros([SITES, BLOCK], tl.float32) + b_own
@@ -149,8 +151,21 @@ def phase_1_kernel(
             b_top = tl.where(m_partial, b_top, float("-inf"))
             b_total = tl.where(m_partial, 1.0, 0.0)
             b_mix = b_total[:, None] * b_own
+        p_bias = None if p_biases is None else p_biases + o_site * BIASES
         b_mix, b_log_sum = attend(
-            p_row, b_row, b_query, b_mix, b_top, b_total, slot_stride, row, key_eps, m_d, HIDDEN
+            p_row,
+            b_row,
+            b_query,
+            b_mix,
+            b_top,
+            b_total,
+            p_bias,
+            slot_stride,
+            row,
+            key_eps,
+            o_site < sites,
+            m_d,
+            HIDDEN,
         )
         p_log_sum = p_log_sums + (o_site - 1) * sum_site_stride + token * sum_stride
         p_answer = p_answers + (o_site - 1)[:, None] * site_stride + token * answer_stride + o_d
@@ -173,6 +188,7 @@ def phase_1_kernel(
             p_queries + o_turn[:, None] * query_stride + o_d,
             p_answers + (o_turn - 1)[:, None] * site_stride + token * answer_stride + o_d,
             p_log_sums + (o_turn - 1) * sum_site_stride + token * sum_stride,
+            None if p_biases is None else p_biases + o_turn * BIASES,
             slot_stride,
             row + COMPLETES,
             key_eps,
@@ -209,7 +225,7 @@ def phase_1(
     completes: bool,
     key_eps: float,
     norm_eps: float,
-    bias: Tensor | None = None,
+    biases: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The first site of a group as ``single_pass``, and phase 1 of its later sites.
 
@@ -236,7 +252,7 @@ def phase_1(
         completes: whether it is thereby a finished block, to which the later sites attend as well;
             else it is a partial sum, and a source of the first site only.
         key_eps, norm_eps: epsilons of the key norm and of the output norm.
-        bias: ``[1]`` float32, added to the first site's score of row ``row``; None for none.
+        biases: ``[S, row + 1]`` float32 or wider, added to the scores of the rows; None for none.
 
     Returns:
         The normed mix ``[T, d]`` of the first site, the normalised answers ``[S-1, T, d]`` of the
@@ -253,7 +269,9 @@ def phase_1(
         raise ValueError(f"queries must be [sites, hidden], not {list(queries.shape)}")
     hidden = delta.shape[-1]
     check_query("queries", queries, queries.shape[0], hidden)
-    check_site(delta, bank, queries[0], norm_weight, bias, row, queries=queries)
+    check_site(delta, bank, queries[0], norm_weight, row, queries=queries)
+    check_bias(delta, biases, row + 1, queries.shape[0])
+    width = 0 if biases is None else biases.stride(0)
     tokens, later = delta.shape[0], queries.shape[0] - 1
     if later and not row + completes:
         raise ValueError("row 0 is a partial sum, so later sites have no finished block to read")
@@ -272,7 +290,7 @@ def phase_1(
             "p_bank": bank,
             "p_queries": queries,
             "p_weight": norm_weight,
-            "p_bias": bias,
+            "p_biases": biases,
             "p_out": normed,
             "p_answers": answers,
             "p_log_sums": log_sums,
@@ -295,19 +313,20 @@ def phase_1(
             "HIDDEN": hidden,
             "BLOCK": triton.next_power_of_2(hidden),
             "SITES": turn,
+            "BIASES": width,
             "num_warps": num_warps,
             **launch_options(starts_early(delta.device)),
         }
 
     with torch.cuda.device_of(delta):
         if by_product(tokens, row + 1, later + 1, hidden, delta.dtype):
-            constants = hidden, fresh, completes, bias is None, starts_early(delta.device)
+            constants = hidden, fresh, completes, width, starts_early(delta.device)
             kind = "phase_1", delta.device, norm_weight.dtype, *constants
             compile_once(phase_1_kernel, kind, arguments)
             given: dict[str, Any] = {"row": row, "fresh": fresh, "key_eps": key_eps}
             scores = score_group.score_group(delta, bank, queries, **given)
             given = {"row": row, "completes": completes, "norm_eps": norm_eps}
-            mix_group.mix_group(bank, scores, norm_weight, bias, results, **given)
+            mix_group.mix_group(bank, scores, norm_weight, biases, results, **given)
             return results
         own, parts = arguments(), turns_of(tokens, later + 1, hidden)
         if parts > 1:

@@ -5,8 +5,7 @@ merged into the site's answer of phase 1.  Where blocks are single sublayers (Fu
 phase 1 may answer for the sites of several: a merge then reads the rows finished since.  The kernel
 is the single pass's.
 
-A recency bias is added to the score of the row that a site itself adds to, so phase 1 does not know
-it.  ``TRITON_INTERPRET=1``, set before Triton is imported, runs the kernel on CPU.
+``TRITON_INTERPRET=1``, set before Triton is imported, runs the kernel on CPU.
 """
 
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnres_serve.kernels.triton.common import check_like, check_site
+from attnres_serve.kernels.triton.common import check_bias, check_like, check_site
 from attnres_serve.kernels.triton.single_pass import launch
 
 
@@ -56,7 +55,8 @@ def phase_2(
         key_eps, norm_eps: epsilons of the key norm and of the output norm.
         first: the answer stands for the rows before this one; later ones were finished after
             phase 1.  ``row`` if None: there are none.
-        bias: ``[1]`` float32, added to the score of the partial sum; None for none.
+        bias: ``[row + 1]`` float32, of which those of the rows that are read are added to their
+            scores; None for none.
 
     Returns:
         The result ``[T, d]`` in the dtype of ``delta``; empty, and without a launch, if ``T`` is 0.
@@ -75,7 +75,8 @@ def phase_2(
     check_like("answers", answers, (sites, *shape), delta.dtype)
     check_like("log_sums", log_sums, (sites, *shape[:1]), torch.float32)
     read = {"answers": answers, "log_sums": log_sums.unsqueeze(-1)}
-    check_site(delta, bank, query, norm_weight, bias, row, **read)
+    check_site(delta, bank, query, norm_weight, row, **read)
+    check_bias(delta, bias, row + 1)
     if not 0 <= first <= row:
         raise ValueError(f"first {first} is outside 0..{row}, the row of the partial sum")
     out = delta.new_empty(shape)

@@ -17,6 +17,7 @@ from torch import Tensor
 from attnres_serve.kernels.triton.common import (
     CONFIGS,
     Config,
+    check_bias,
     check_site,
     compile_once,
     config_for,
@@ -57,7 +58,7 @@ def site_kernel(
     p_log_sums,  # [sites, T] or None
     p_query,  # [HIDDEN]
     p_weight,  # [HIDDEN]
-    p_bias,  # [1] or None
+    p_bias,  # [row + 1] or None
     p_out,  # [T, HIDDEN]
     delta_stride: tl.int64,
     bank_stride: tl.int64,
@@ -120,7 +121,7 @@ def site_kernel(
         square, dot = tl.split(tl.sum(b_sums, axis=0))
     top = dot * tl.rsqrt(square * (1.0 / HIDDEN) + key_eps)
     if p_bias is not None:
-        top += tl.load(p_bias)
+        top += tl.load(p_bias + row)
     total = 1.0
     if p_answers is not None:
         new_top = tl.maximum(top, log_sum)
@@ -138,6 +139,8 @@ def site_kernel(
             b_products = tl.join(b_source * b_source, b_source * b_query[None, :])
             b_square, b_dot = tl.split(tl.sum(b_products, axis=1))  # [TILE] each
             b_score = b_dot * tl.rsqrt(b_square * (1.0 / HIDDEN) + key_eps)
+            if p_bias is not None:
+                b_score += tl.load(p_bias + begin + o_s, mask=begin + o_s < row, other=0.0)
             b_score = tl.where(begin + o_s < row, b_score, float("-inf"))
             new_top = tl.maximum(top, tl.max(b_score, axis=0))
             scale = tl.exp(top - new_top)
@@ -263,7 +266,7 @@ def single_pass(
         row: the row that holds the partial sum; ``row + 1`` rows are mixed.
         fresh: whether a block begins here.
         key_eps, norm_eps: epsilons of the key norm and of the output norm.
-        bias: ``[1]`` float32, added to the score of row ``row``; None for none.
+        bias: ``[row + 1]`` float32, added to the scores of the rows; None for none.
 
     Returns:
         The result ``[T, d]`` in the dtype of ``delta``; empty, and without a launch, if ``T`` is 0.
@@ -273,7 +276,8 @@ def single_pass(
         ValueError: on a shape, stride, row, device or overlap outside this list, and on CPU tensors
             without the interpreter.
     """
-    check_site(delta, bank, query, norm_weight, bias, row)
+    check_site(delta, bank, query, norm_weight, row)
+    check_bias(delta, bias, row + 1)
     out = delta.new_empty(delta.shape)
     if delta.shape[0]:
         given = delta, bank, query, norm_weight, bias, out

@@ -16,6 +16,7 @@ from serving import free_port
 from attnres_serve import cli
 from attnres_serve.checkpoints import checked
 from attnres_serve.compat import openai_server
+from attnres_serve.kernels.interface import MASKED
 from attnres_serve.server import launcher
 from attnres_serve.verify import oracle
 
@@ -348,6 +349,43 @@ def test_left_over_tensors(
     edit(folder, lambda tensors: tensors.update({name: tensors[like].clone()}))
     line = refused(folder)
     assert "the checkpoint holds the " in line and name in line and sentence in line
+
+
+BIAS = "model.layers.1.mlp_res_bias"  # of site 3, which reads two blocks and a partial sum
+
+
+@pytest.mark.parametrize(
+    ("bias", "sentence"),
+    [
+        (None, f"lacks the AttnRes bias of the MLP of layer 1 ({BIAS} in house names)"),
+        (torch.zeros(4), f"{BIAS}, the AttnRes bias of the MLP of layer 1, has the shape [4]"),
+        (torch.zeros(()), "has the shape []; expected [3]"),
+        (torch.zeros(3).bfloat16(), "the AttnRes bias of the MLP of layer 1, holds BF16; expected"),
+        (torch.zeros(3).double(), "holds F64; expected F32, as the number of a source that is not"),
+        (torch.full((3,), MASKED), f"{BIAS} leaves out every source of a site"),
+        (torch.tensor([0.0, MASKED, 1.0]), None),
+    ],
+    ids=str,
+)
+def test_a_bias_for_every_source(
+    bias: torch.Tensor | None,
+    sentence: str | None,
+    tmp_path: Path,
+    started: list[tuple],
+    refused: Callable[..., str],
+) -> None:
+    folder = write_house(tmp_path / "x", block_size=2, attn_res={"source_bias": True})
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[BIAS]
+        if bias is not None:
+            tensors[BIAS] = bias
+
+    edit(folder, change)
+    if sentence is None:
+        assert cli.main(["check", str(folder)]) == 0
+    else:
+        assert sentence in refused(folder)
 
 
 def test_res_tensors_of_a_model_with_standard_residuals(

@@ -161,6 +161,10 @@ def test_a_spec_survives_the_house_dictionary() -> None:
     spec = AttnResSpec(Layout.of(4), (0, 1, 5), 3e-5, False, True, True, 0.5, "block")
     assert AttnResSpec.from_house(spec.to_house(), Layout.of(4), 1e-6) == spec
     assert set(AttnResSpec(Layout.of(4), (0,), 3e-5).to_house()) == {"block_starts", "key_norm_eps"}
+    biased = AttnResSpec(Layout.of(4), (0, 3), 3e-5, source_bias=True)
+    assert AttnResSpec.from_house(biased.to_house(), Layout.of(4), 1e-6) == biased
+    assert [spec.has_biases for spec in (spec, biased)] == [True, True]
+    assert not AttnResSpec(Layout.of(4), (0,), 3e-5).has_biases
 
 
 def test_house_defaults() -> None:
@@ -200,6 +204,15 @@ REFUSED_HOUSE: list[tuple[Any, str]] = [
     ),
     ({"block_size": 2, "cumulative": 1}, "cumulative is 1; expected true or false"),
     ({"block_size": 2, "recency_bias": 3.0}, "recency_bias is 3.0; expected true or false"),
+    ({"block_size": 2, "source_bias": 1}, "source_bias is 1; expected true or false"),
+    (
+        {"block_size": 2, "source_bias": True, "recency_bias": True},
+        "has both source_bias and recency_bias; expected one of them",
+    ),
+    (
+        {"block_size": 2, "source_bias": True, "shared_queries": "block"},
+        "has both source_bias and shared_queries; expected one of them",
+    ),
     *(
         ({"block_size": 2, key: value}, f"attn_res.{key} is {value!r}; expected a positive number")
         for key in ("key_norm_eps", "logit_scale")

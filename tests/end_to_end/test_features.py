@@ -88,6 +88,17 @@ def test_an_adapter_with_sharded_sites(tmp_path):
     check_results(jobs, results, merged)
 
 
+@pytest.mark.parametrize("backend", ["cpp", "torch"])
+def test_a_bias_for_every_source(backend, tmp_path):
+    """Random ones, and sources that are not read, compiled, by both algorithms."""
+    model = write_house(tmp_path / "x", attn_res={"source_bias": True}, dtype="float32", **SHAPE)
+    jobs = [
+        engine_job(model, fresh_prompts((9, 150)), algorithm, "compiled", backend=backend)
+        for algorithm in ALGORITHMS
+    ]
+    check_results(jobs, run_engine(jobs, tmp_path / "run")["results"], model)
+
+
 @pytest.mark.parametrize(
     ("mode", "algorithms"),
     [

@@ -17,14 +17,14 @@ import torch
 from compiling import reset_compiler
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import DTYPES, KEY_EPS, NORM_EPS, Case, check_normed, every_row, identify
+from kernel_cases import DTYPES, KEY_EPS, MASKS, NORM_EPS, Case, check_normed, every_row, identify
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from attnres_serve.kernels import backends, reference
 from attnres_serve.kernels.cpp import backend as cpp_backend
 from attnres_serve.kernels.cpp import library
-from attnres_serve.kernels.interface import BackendError, BankSlot, SiteWeights, slot_of
+from attnres_serve.kernels.interface import MASKED, BackendError, BankSlot, SiteWeights, slot_of
 from attnres_serve.kernels.torch import functions as torch_functions
 
 LOGIT_SCALE = 1.25
@@ -88,7 +88,7 @@ class Functions:
             normed = self.module.norm_answer(answers, sites[0], blocks[0])
             return len(blocks), answers, normed
         *earlier, last = blocks
-        first = sites[0]._replace(bias=None)  # as if no row were its own
+        first = without_rest(sites[0], len(blocks))
         normed, answers = self.group(earlier, None, last, [first, *sites], True)[:2]
         return len(blocks), answers, normed
 
@@ -213,13 +213,19 @@ def _poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def site(case: Case, dtype: torch.dtype, number: int = 0) -> SiteWeights:
+def site(case: Case, dtype: torch.dtype, number: int = 0, more: int = 0) -> SiteWeights:
+    """Of the sources of a case and so many more."""
     generator = torch.Generator().manual_seed(case.seed + 7)
     key_norms = 0.5 + torch.rand((number + 1, case.hidden), generator=generator)
     query, key_norm = case.queries(number + 1)[number], key_norms[number].to(case.device)
-    bias = None if case.bias is None else torch.tensor([case.bias], device=case.device)
+    bias = case.biases(number + 1, case.count + more)[number]
     learned = query, key_norm, bias, case.norm_weight(dtype)
     return SiteWeights(*learned, LOGIT_SCALE, KEY_EPS, NORM_EPS)
+
+
+def without_rest(weights: SiteWeights, count: int) -> SiteWeights:
+    """The same site with its first sources alone."""
+    return weights._replace(bias=None if weights.bias is None else weights.bias[:count])
 
 
 def folded(weights: SiteWeights) -> Tensor:
@@ -268,12 +274,13 @@ def test_two_phase(
     (last,) = Case(tokens=case.tokens, count=1, hidden=case.hidden, seed=5).sources(dtype)
     last = case.scale * last
     partial, delta = split(last)
-    all_weights = [site(case, dtype, number) for number in range(sites)]
+    all_weights = [site(case, dtype, number, more=1) for number in range(sites)]
     unwritten(*blocks, last, partial, delta)
     answers = backend.phase_1(blocks, all_weights)
     for position, weights in enumerate(all_weights):
-        normed = backend.phase_1(blocks, [weights])[2]
-        check(normed, blocks, weights._replace(bias=None))
+        own = without_rest(weights, len(blocks))
+        if own.bias is None or (own.bias > MASKED).any():
+            check(backend.phase_1(blocks, [own])[2], blocks, own)
         normed, updated = backend.phase_2(answers, position, (), None, last, weights)
         assert updated is last
         answered = backend.rounded(len(blocks))
@@ -306,9 +313,10 @@ def test_the_first_site_of_a_group_in_place(
 ) -> None:
     """On a sum that begins or grows, and that later sites read or do not."""
     *blocks, last = case.sources(dtype)
-    all_weights = [site(case, dtype, number) for number in range(sites)]
     for partial, delta in ((None, last), split(last)):
         for completes in (True, False) if blocks else (True,):
+            all_weights = [site(case, dtype)]
+            all_weights += [site(case, dtype, at, more=completes) for at in range(1, sites)]
             group = blocks, partial, delta, all_weights, completes
             normed, answers, updated = in_place_backend.group(*group)
             assert torch.equal(updated, delta if partial is None else partial + delta)
@@ -345,7 +353,7 @@ def cases(draw: st.DrawFn) -> tuple[Case, torch.dtype]:
         hidden=draw(st.integers(1, 300)),
         scale=draw(st.sampled_from(scales)),
         query_scale=draw(st.sampled_from([0.0, 0.01, 0.3, 12.0])),
-        bias=draw(st.sampled_from([None, 0.7, -3.0, 30.0])),
+        bias=draw(st.sampled_from([None, 0.7, 30.0, *MASKS])),
         norm_dtype=draw(st.sampled_from([None, *DTYPES])),
         seed=draw(st.integers(0, 2**31)),
     )
@@ -405,7 +413,7 @@ def test_a_recency_bias_of_log_n_is_n_copies_of_the_last_source(
     case = Case(count=4)
     *blocks, last = case.sources(torch.float32)
     partial, delta = split(last)
-    weights = site(case, torch.float32)._replace(bias=torch.tensor([float(copies)]).log())
+    weights = site(case, torch.float32)._replace(bias=torch.tensor([1.0, 1, 1, copies]).log())
     answers = backend.phase_1(blocks, [weights])
     for normed, updated in (
         backend.single_pass(blocks, None, last, weights),
@@ -420,13 +428,33 @@ def test_a_recency_bias_of_log_n_is_n_copies_of_the_last_source(
 @pytest.mark.parametrize("copies", [2, 5])
 def test_a_recency_bias_of_the_reference(copies: int) -> None:
     *blocks, last = sources = Case(count=5).sources(torch.float32)
-    (query,), bias = Case().queries(), torch.tensor([float(copies)]).log()  # off by 2^-24
+    (query,), bias = Case().queries(), torch.tensor([1.0, 1, 1, 1, copies]).log()  # off by 2^-24
     exact, _ = reference.mix([*blocks, *[last] * copies], query, KEY_EPS, torch.float64)
     biased, _ = reference.mix(sources, query, KEY_EPS, torch.float64, bias)
     torch.testing.assert_close(biased, exact, rtol=1e-7, atol=1e-7)
     (answer,), (log_sum,) = reference.phase_1(blocks, query[None], KEY_EPS, torch.float64)
-    merged = reference.phase_2(answer, log_sum, last, query, KEY_EPS, bias)
+    merged = reference.phase_2(answer, log_sum, last, query, KEY_EPS, bias[-1:])
     torch.testing.assert_close(merged, exact, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_what_a_mask_leaves_out_of_the_reference(mask: str) -> None:
+    """The mix is that of the other sources alone, by both algorithms and in both dtypes."""
+    case = Case(count=5, bias=mask)
+    sources, (query,), (bias,) = case.sources(torch.float32), case.queries(), case.biases(1, 5)
+    assert bias is not None
+    kept = (bias > MASKED).nonzero()[:, 0].tolist()
+    assert 0 < len(kept) < 5
+    for dtype in (torch.float32, torch.float64):
+        few = [sources[at] for at in kept]
+        exact, _ = reference.mix(few, query, KEY_EPS, dtype, bias[kept])
+        mixed, weights = reference.mix(sources, query, KEY_EPS, dtype, bias)
+        assert (weights[:, bias <= MASKED] == 0).all()
+        of_blocks = query[None], KEY_EPS, dtype, bias[None, :4]
+        (answer,), (log_sum,) = reference.phase_1(sources[:4], *of_blocks)
+        merged = reference.phase_2(answer, log_sum, sources[4], query, KEY_EPS, bias[4:])
+        for found in (mixed, merged):
+            torch.testing.assert_close(found, exact)
 
 
 @pytest.mark.parametrize(
@@ -540,11 +568,12 @@ def arguments_of_operators(dtype: torch.dtype) -> dict[str, tuple]:
     delta, bank, sites = in_place.inputs(6, "cpu")
     delta, bank = delta.to(dtype), bank.to(dtype)
     keys = [one.query for one in sites], [one.key_norm for one in sites]
+    biases = [one.bias for one in sites]
     own = cpp_backend.arguments(sites[0], slot_of(2, fresh=False))
     opening = cpp_backend.numbers(sites[0], slot_of(1, fresh=True))
     later = in_place.SITES - 1
     answers = torch.randn(later, *delta.shape).to(dtype), torch.randn(later, len(delta))
-    group = delta, bank, *answers, *opening, True, *keys, sites[0].bias, sites[0].norm_weight
+    group = delta, bank, *answers, *opening, True, *keys, biases, sites[0].norm_weight
     return {
         "single_pass": (delta, bank, *own),
         "phase_1": group,

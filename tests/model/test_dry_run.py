@@ -34,6 +34,7 @@ from attnres_serve.compat.workarounds import malloc
 from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
+from attnres_serve.kernels.interface import MASKED
 from attnres_serve.model import dry_run
 from attnres_serve.model.dry_run import run_dry
 from attnres_serve.model.site_norm import SiteNorm, SiteOrderError, recorded_sites
@@ -65,6 +66,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_mode(root / "open", layers=LAYERS, num_blocks=2, cumulative=True)
     shared = {"shared_queries": "block", "recency_bias": True}
     write_house(root / "shared", layers=LAYERS, block_size=4, attn_res=shared)
+    write_house(root / "biased", layers=LAYERS, block_size=4, attn_res={"source_bias": True})
     write_house(root / "tied", layers=LAYERS, block_size=4, tie=True)
     for name in ("fla", "llama", "qwen2"):
         quantised(root / f"{name}_int8", root / name)
@@ -332,15 +334,36 @@ def test_a_weight_that_overflows_where_it_is_served(make: Make, world: Path) -> 
 
 
 def test_recency_biases_arrive(make: Make, world: Path) -> None:
-    """Scalars, under open-attnres' names; the final site neither mixes nor has one."""
+    """Scalars of open-attnres, each in the last place; the final site does not mix and has none."""
     model, tensors = make("open"), weights(world, "open")
     model.load_weights(iter(tensors.items()))
     for index in range(2 * LAYERS):
         name = f"model.layers.{index // 2}.{'mlp' if index % 2 else 'attn'}_res_bias"
         site = model.attn_res_sites[index]
-        assert torch.equal(site.bias, tensors[name].float().view(1)) and site.bias != 0
+        *others, last = site.bias.tolist()
+        assert last == tensors[name].float().item() != 0
+        assert others == [0.0] * (site.site.num_sources - 1)
         assert site.site.cumulative
     assert model.attn_res_sites[2 * LAYERS].bias is None
+
+
+def test_biases_of_sources_arrive(make: Make, world: Path) -> None:
+    """As they are stored; one that is not finite, or that leaves out every source, is refused."""
+    model, tensors = make("biased"), weights(world, "biased")
+    model.load_weights(iter(tensors.items()))
+    masked = 0
+    for index, site in model.attn_res_sites.items():
+        kind = "mlp" if index % 2 else "self_attention"
+        stem = f"layers.{index // 2}.{kind}" if index < 2 * LAYERS else "output_attn"
+        assert torch.equal(site.bias, tensors[f"model.{stem}_res_bias"])
+        assert len(site.bias) == site.site.num_sources
+        masked += int((site.bias == MASKED).sum())
+    assert masked
+    name = "model.output_attn_res_bias"
+    for value, says in ((-torch.inf, "holds -inf at"), (MASKED, "leaves out every source")):
+        wrong = tensors | {name: torch.full_like(tensors[name], value)}
+        with pytest.raises(CheckpointError, match=f"{name} {says}"):
+            make("biased").load_weights(iter(wrong.items()))
 
 
 def test_shared_queries_arrive_at_every_site_of_their_block(make: Make, world: Path) -> None:
@@ -352,7 +375,8 @@ def test_shared_queries_arrive_at_every_site_of_their_block(make: Make, world: P
         stem = f"model.{owner}_res_"
         assert torch.equal(site.query, tensors[stem + "proj.weight"].float().flatten())
         assert torch.equal(site.key_norm, tensors[stem + "norm.weight"].float())
-        assert torch.equal(site.bias, tensors[stem + "bias"].float().view(1))
+        assert site.bias[-1] == tensors[stem + "bias"].float() and not site.bias[:-1].any()
+        assert len(site.bias) == site.site.num_sources
     name = "model.layers.0.mlp_res_proj.weight"
     with pytest.raises(CheckpointError, match=rf"the AttnRes tensor {name}, for which"):
         make("shared").load_weights(iter([*tensors.items(), (name, torch.zeros(1, 64))]))

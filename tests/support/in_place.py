@@ -31,7 +31,9 @@ def inputs(
         return torch.randn(shape, generator=generator).to(device)
 
     sites = [
-        SiteWeights(*(draw(hidden), draw(hidden), draw(1), draw(hidden).to(dtype)), 0.5, 1e-6, 1e-5)
+        SiteWeights(
+            *(draw(hidden), draw(hidden), draw(SLOTS), draw(hidden).to(dtype)), 0.5, 1e-6, 1e-5
+        )
         for _ in range(SITES)
     ]
     return Inputs(draw(tokens, hidden).to(dtype), draw(tokens, SLOTS, hidden).to(dtype), sites)

@@ -1,6 +1,7 @@
 """Inputs on which every implementation of depth attention is compared with the float64 reference,
 and what it may differ by."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -8,11 +9,28 @@ import torch
 from torch import Tensor
 
 from attnres_serve.kernels import reference
+from attnres_serve.kernels.interface import MASKED
 
 KEY_EPS, NORM_EPS = 1e-6, 1e-5
 # A float32 rounding is 2^-24; so many of them may add up in roots, exponentials and trees of sums.
 ROUNDINGS = 8
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _some(count: int, generator: torch.Generator) -> Tensor:
+    masked = torch.rand(count, generator=generator) < 0.5
+    masked[torch.randint(count, (), generator=generator)] = False
+    return masked
+
+
+# Which of a site's sources are not read.
+MASKS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
+    "some": _some,
+    "blocks": lambda count, _: torch.arange(count) < count - 1,
+    "last": lambda count, _: torch.arange(count) == count - 1,
+    "all but the first": lambda count, _: torch.arange(count) > 0,
+    "all but the middle": lambda count, _: torch.arange(count) != count // 2,
+}
 
 
 @dataclass(frozen=True)
@@ -24,7 +42,7 @@ class Case:
     hidden: int = 65
     scale: float = 1.0
     query_scale: float = 0.3
-    bias: float | None = None
+    bias: float | str | None = None  # the size of random ones, or the key of ``MASKS``
     norm_dtype: torch.dtype | None = None  # that of the sources if None
     seed: int = 0
     device: str = "cpu"
@@ -38,6 +56,19 @@ class Case:
         generator = torch.Generator().manual_seed(self.seed + 1)
         drawn = torch.randn((count, self.hidden), generator=generator)
         return list((self.query_scale * drawn).to(self.device))
+
+    def biases(self, count: int, sources: int) -> list[Tensor | None]:
+        """Of so many sites, ``[sources]`` each."""
+        if self.bias is None:
+            return [None] * count
+        generator = torch.Generator().manual_seed(self.seed + 3)
+        size = 0.7 if isinstance(self.bias, str) else self.bias
+        drawn = size * torch.randn((count, sources), generator=generator)
+        if isinstance(self.bias, str):
+            masked = torch.stack([MASKS[self.bias](sources, generator) for _ in range(count)])
+            if sources > 1:  # one at least is read
+                drawn[masked] = MASKED
+        return list(drawn.to(self.device))
 
     def norm_weight(self, dtype: torch.dtype) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed + 2)
@@ -70,6 +101,16 @@ ROWS = [
     Case(scale=1e-4, count=5),
     Case(scale=1e-6, count=5),
 ]
+# A bias for every source: of all sizes, and with sources that are not read.
+BIASED = [
+    *(Case(count=5, bias=bias) for bias in (0.7, 30.0, 200.0)),
+    *(Case(count=count, bias=bias) for count in (2, 5) for bias in MASKS),
+    *(Case(count=17, hidden=31, bias=bias) for bias in ("some", "blocks", 0.7)),
+    Case(count=1, bias="some"),
+    Case(count=4, bias="some", scale=1e4),
+    Case(count=4, bias="blocks", query_scale=12.0),
+]
+ROWS += BIASED
 # Beyond the range of half precision.
 WIDE_ROWS = [Case(scale=1e15, count=5), Case(scale=1e-20, count=5)]
 EVERY = [
@@ -101,17 +142,21 @@ def mix_error(sources: list[Tensor], query: Tensor, bias: Tensor | None = None) 
     rms = (stacked.square().mean(-1) + KEY_EPS).sqrt()
     terms = (stacked * query.double()).square().sum(-1).sqrt() / rms
     score = reference.scores(stacked, query.double(), KEY_EPS).abs()
-    condition = 1 + (terms + score).amax(1, keepdim=True) + (0 if bias is None else bias.abs())
+    condition = 1 + (terms + score).amax(1, keepdim=True)
+    if bias is not None:
+        condition += bias.where(bias > MASKED, 0.0).abs().max()
     roundings = ROUNDINGS + 1.6 * query.numel() ** 0.5
     return roundings * 2**-24 * condition * stacked.abs().amax((1, 2))[:, None]
 
 
-def check_mix(actual: Tensor, sources: list[Tensor], query: Tensor) -> None:
+def check_mix(
+    actual: Tensor, sources: list[Tensor], query: Tensor, bias: Tensor | None = None
+) -> None:
     """A float32 mix is within the error of its own arithmetic; nothing was rounded to a half."""
     assert actual.dtype == torch.float32
-    expected, _ = reference.mix(sources, query, KEY_EPS, torch.float64)
+    expected, _ = reference.mix(sources, query, KEY_EPS, torch.float64, bias)
     if actual.numel():
-        assert ((actual.double() - expected).abs() / mix_error(sources, query)).max() <= 1
+        assert ((actual.double() - expected).abs() / mix_error(sources, query, bias)).max() <= 1
 
 
 def half_ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -134,7 +179,8 @@ def rounding_of_the_answer(
     """
     mixed, weights = reference.mix(sources, query, KEY_EPS, torch.float64, bias)
     rest = weights[:, :finished].sum(-1, keepdim=True)
-    answer, _ = reference.mix(sources[:finished], query, KEY_EPS, torch.float64)
+    own = None if bias is None else bias[:finished]
+    answer, _ = reference.mix(sources[:finished], query, KEY_EPS, torch.float64, own)
     moved = rest * half_ulp(answer, sources[0].dtype)
     factor = (mixed.square().mean(-1, keepdim=True) + NORM_EPS).rsqrt()
     relative = factor * moved.square().mean(-1, keepdim=True).sqrt()

@@ -33,7 +33,7 @@ from vllm.sequence import IntermediateTensors
 
 from attnres_serve.compat import replay as replays
 from attnres_serve.kernels import reference
-from attnres_serve.kernels.interface import SiteWeights
+from attnres_serve.kernels.interface import MASKED, SiteWeights
 from attnres_serve.model.site_norm import SiteOrderError
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.tracing import record as recording
@@ -144,7 +144,8 @@ def test_a_site_that_gives_something_else_is_no_trace(change):
 @pytest.mark.parametrize(
     "change",
     [
-        {"bias": torch.tensor([1.0])},
+        {"bias": torch.tensor([0.0, 1.0, 0.0, 0.0])},
+        {"bias": torch.tensor([0.0, 0.0, MASKED, 0.0])},
         {"logit_scale": 3.0},
         {"key_eps": 1.0},
         {"query": torch.ones(16)},

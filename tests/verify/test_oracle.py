@@ -43,6 +43,9 @@ def running_logprobs(model: Model, ids: list[int]) -> torch.Tensor:
         scores = [spec.logit_scale * score for score in scores]
         if spec.recency_bias:
             scores[-1] = scores[-1] + model.weight(f"{role}_recency", layer)
+        if spec.source_bias:
+            for source, bias in enumerate(model.weight(f"{role}_recency", layer)):
+                scores[source] = scores[source] + bias
         top = torch.stack(scores).amax(0)
         exponentials = [(score - top).exp() for score in scores]
         weighted = sum(e[:, None] * v for e, v in zip(exponentials, sources, strict=True))
@@ -104,6 +107,8 @@ def test_definition_equals_running_form(layers: int, blocks: dict, tmp_path: Pat
                 {"cumulative": True},
                 {"recency_bias": True},
                 {"cumulative": True, "recency_bias": True, "final_mix": False},
+                {"source_bias": True},
+                {"source_bias": True, "cumulative": True, "final_mix": False},
                 {"logit_scale": 0.125},
                 {"shared_queries": "layer"},
                 {"shared_queries": "block", "recency_bias": True, "logit_scale": 2},

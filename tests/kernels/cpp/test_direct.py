@@ -66,7 +66,7 @@ def arguments(tokens: int, hidden: int, dtype: torch.dtype, **changes) -> dict[s
     own = cpp_backend.arguments(weights, PLACE)
     answers = torch.randn(2, tokens, hidden).to(dtype), torch.randn(2, tokens)
     keys = [weights.query] * 3, [weights.key_norm] * 3
-    learned = weights.bias, weights.norm_weight
+    learned = None if weights.bias is None else [weights.bias] * 3, weights.norm_weight
     return {
         "single_pass": (x, bank, *own),
         "phase_1": (x, bank, *answers, *own[:2], True, *keys, *learned),
@@ -88,7 +88,7 @@ def test_the_same_bits_as_the_operator(
     for tokens, hidden in ((0, 66), (1, 66), (5, 7), (1003, 66)):
         layout = cpp_direct.layout(hidden, in_place.SLOTS, dtype, norm_dtype)
         norm_weight = torch.randn(hidden).to(norm_dtype)
-        for bias in (torch.randn(1), None):
+        for bias in (torch.randn(in_place.SLOTS), None):
             given = arguments(tokens, hidden, dtype, norm_weight=norm_weight, bias=bias)[name]
             found, wanted = copied(given), copied(given)
             cpp_direct.calls[name](*found, tokens, layout)

@@ -24,20 +24,22 @@ FORMS = {"unrolled": torch_functions._unrolled, "stacked": torch_functions._stac
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(case: Case, dtype: torch.dtype, form: str, unwritten: Callable[..., None]) -> None:
     """Each form, called directly, gives mixes and log-sum-exps of several queries at once."""
-    sources, queries = case.sources(dtype), case.queries(3)
-    unwritten(*sources, *queries)
-    answers = FORMS[form](sources, queries, KEY_EPS)
+    sources, queries, biases = case.sources(dtype), case.queries(3), case.biases(3, case.count)
+    own = None if case.bias is None else biases
+    unwritten(*sources, *queries, *(own or ()))
+    answers = FORMS[form](sources, queries, KEY_EPS, own)
     assert len(answers) == 3
-    exact, log_sums = reference.phase_1(sources, torch.stack(queries), KEY_EPS, torch.float64)
-    for (answer, log_sum), query, expected, wanted in zip(
-        answers, queries, exact, log_sums, strict=True
+    stacked = torch.stack(queries), KEY_EPS, torch.float64, own and torch.stack(own)
+    exact, log_sums = reference.phase_1(sources, *stacked)
+    for (answer, log_sum), query, bias, expected, wanted in zip(
+        answers, queries, biases, exact, log_sums, strict=True
     ):
         assert answer.shape == expected.shape and log_sum.shape == (case.tokens, 1)
         assert log_sum.dtype == torch.float32
-        check_mix(answer, sources, query)
+        check_mix(answer, sources, query, bias)
         if case.tokens:
             largest = torch.stack(sources, 1).double().abs().amax((1, 2))[:, None]
-            allowed = mix_error(sources, query) / largest
+            allowed = mix_error(sources, query, bias) / largest
             assert ((log_sum.double() - wanted[:, None]).abs() / allowed).max() <= 1
 
 

@@ -39,8 +39,9 @@ OWN = [
     *(Case(hidden=hidden, count=2) for hidden in (513, 4097, 8193)),
     # A tile that is full, and one source more or less.
     *(Case(count=count, hidden=96) for count in (4, 5, 6)),
-    # The last source alone has the bias.
-    *(Case(count=5, bias=bias) for bias in (9.0, -9.0, 30.0, -200.0)),
+    # A tile more of biases, and a size beyond that of one reduction.
+    Case(count=5, hidden=4097, bias="some"),
+    Case(count=2, hidden=4097, bias="blocks"),
     # Norm weights that some families keep in float32.
     *(Case(norm_dtype=dtype) for dtype in DTYPES),
 ]
@@ -100,17 +101,21 @@ def test_operators_keep_the_rules_of_torch(dtype: torch.dtype, hidden: int) -> N
     """Schemas (what is written to, too), fakes and dispatch, as torch's own check sees them."""
     backends.load("triton")
     delta, bank, sites = inputs(TOKENS, DEVICE, hidden, dtype)
-    queries = triton_backend.queries_of(sites)
+    queries, biases = triton_backend.queries_of(sites)
     operators = torch.ops.attnres_serve
     first, second, third = (
-        triton_backend._site(sites[0], slot_of(2, False, position, first=1, number=1))
+        triton_backend._site(
+            sites[0]._replace(bias=sites[0].bias if position == 2 else biases),
+            slot_of(2, False, position, first=1, number=1),
+        )
         for position in range(3)
     )
     _, *answers = operators.triton_phase_1(delta, bank, queries, 3, True, *first)
     keys = [one.query for one in sites], [one.key_norm for one in sites]
     cases = {
         "fold": (*keys, 0.5),
-        "single_pass": (delta, bank, queries, *second),
+        "pad": ([torch.ones(at + 1) for at in range(3)],),
+        "single_pass": (delta, bank, queries, *third),
         "phase_1": (delta, bank, queries, 2, False, *second),
         "phase_2": (delta, bank, *answers, queries, *third),
         "add_to_row": (delta, bank, 2),

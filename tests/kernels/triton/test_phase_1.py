@@ -11,6 +11,7 @@ import torch
 from kernel_cases import (
     DTYPES,
     KEY_EPS,
+    MASKS,
     NORM_EPS,
     ROWS,
     WIDE_ROWS,
@@ -46,12 +47,13 @@ def _compare(
     bank, _ = every_backend.make_bank(blocks, partial, delta, layout)
     x = every_backend.make_delta(delta, layout)
     weights = [every_backend.site(case, dtype, number) for number in range(sites)]
+    biases = None if case.bias is None else torch.stack([one.bias for one in weights])
     queries = torch.stack([every_backend.folded(one) for one in weights])
     completes = completes or not blocks
     where = {"row": len(blocks), "fresh": fresh, "completes": completes}
     with every_backend.unchanged(queries, weights):
         out, answers, log_sums = phase_1(
-            *(x, bank, queries, weights[0].norm_weight), bias=weights[0].bias, **where, **EPS
+            *(x, bank, queries, weights[0].norm_weight), biases=biases, **where, **EPS
         )
     updated = every_backend.check_state(x, bank, blocks, partial, delta)
     assert torch.equal(updated, reference.add_partial(partial, delta))
@@ -60,10 +62,11 @@ def _compare(
     if sites == 1 or not case.tokens:
         return
     finished = [*blocks, updated] if completes else blocks
-    exact = reference.phase_1(finished, queries[1:], KEY_EPS, torch.float64)
+    own = None if biases is None else biases[1:, : len(finished)]
+    exact = reference.phase_1(finished, queries[1:], KEY_EPS, torch.float64, own)
     largest = torch.stack(finished).abs().amax((0, 2)).double()
     for site, query in enumerate(queries[1:]):
-        error = mix_error(finished, query)  # [T, 1]
+        error = mix_error(finished, query, None if own is None else own[site])  # [T, 1]
         close(answers[site], exact[0][site], half_ulp(exact[0][site], dtype) + error)
         # The error of a score: that of the mix without the source it multiplies.
         close(log_sums[site], exact[1][site], error[:, 0] / largest)
@@ -73,8 +76,7 @@ def _compare(
 SITES = (3, 1, 4, 5, 9)
 OWN = [
     *(Case(tokens=1, hidden=hidden, count=3) for hidden in (300, 513, 4097, 8193)),
-    # The first site alone has the bias.
-    *(Case(bias=bias) for bias in (0.7, 30.0, -30.0)),
+    *(Case(bias=bias) for bias in (0.7, 30.0, *MASKS)),
     *(Case(norm_dtype=dtype) for dtype in DTYPES),
 ]
 LAYOUTS = [every_backend.DENSE, *every_backend.LAYOUTS.values()]
@@ -214,7 +216,7 @@ def test_many_tokens_in_bfloat16_are_scored_by_a_product(monkeypatch: pytest.Mon
         {"delta": zeros(4, 97), "bank": zeros(4, 5, 97), "queries": floats(3, 97)}
         | {"norm_weight": zeros(97)},
         {"norm_weight": floats(96)},
-        {"bias": floats(1)},
+        {"biases": floats(3, 4)},
         {"fresh": True},
         {"completes": False},
         {"early": True},
@@ -291,11 +293,11 @@ def test_turns_side_by_side_give_the_bits_of_turns_in_turn(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, completes: bool, fresh: bool
 ) -> None:
     """What a token gets does not depend on how many there are: state, result and answers."""
-    found = []
+    found, biases = [], torch.randn(9, 5).to(DEVICE)
     for few in (0, 128):
         monkeypatch.setattr(triton_phase_1, "SIDE_BY_SIDE", {MAX_HIDDEN: few})
         (out, answers, log_sums), bank = _run(
-            dtype, completes=completes, fresh=fresh, bias=torch.full((1,), 0.7, device=DEVICE)
+            dtype, completes=completes, fresh=fresh, biases=biases
         )
         found.append([bits(tensor) for tensor in (out, answers, log_sums, bank)])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

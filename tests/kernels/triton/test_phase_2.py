@@ -22,7 +22,7 @@ def _merge_into_a_block(block: Tensor, delta: Tensor, weight: Tensor, bias: floa
     answers, log_sums = block[None].clone(), floats(1, len(block))
     options = {"row": 1, "position": 0, "fresh": True, "key_eps": KEY_EPS, "norm_eps": NORM_EPS}
     query = floats(block.shape[1])
-    own = None if bias is None else torch.full((1,), bias, device=DEVICE)
+    own = None if bias is None else torch.tensor([0.0, bias], device=DEVICE)
     return phase_2(delta, bank, answers, log_sums, query, weight, **options, bias=own)
 
 

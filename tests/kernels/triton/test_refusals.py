@@ -52,8 +52,9 @@ OF_A_SITE: list[tuple[Callable[[], dict[str, Any]], str]] = [
     (lambda: {"bank": half(4, 5, 96)}, "^bank is torch.float16 but delta is torch.bfloat16"),
     (lambda: {"query": zeros(96)}, "^query is torch.bfloat16; it is folded"),
     (lambda: {"query": floats(95)}, r"query is \[95\], not \[96\]"),
-    (lambda: {"bias": floats(2)}, r"bias is \[2\] torch.float32, not \[1\] torch.float32"),
-    (lambda: {"bias": zeros(1)}, r"bias is \[1\] torch.bfloat16, not"),
+    (lambda: {"bias": floats(3)}, r"bias is \[3\] torch.float32, not \[4\] torch.float32"),
+    (lambda: {"bias": zeros(4)}, r"bias is \[4\] torch.bfloat16, not"),
+    (lambda: elsewhere("bias", 4), f"bias is on meta but delta on {DEVICE}"),
     (lambda: of_type(torch.int8, "norm_weight", 96), "^norm_weight is torch.int8, not"),
     (lambda: {"norm_weight": zeros(1, 96)}, r"norm_weight is \[1, 96\], not \[96\]"),
     (lambda: elsewhere("query", 96), f"query is on meta but delta on {DEVICE}"),
@@ -72,6 +73,8 @@ OF_A_GROUP: list[tuple[Callable[[], dict[str, Any]], str]] = [
     (lambda: {"queries": zeros(3, 96)}, "^queries is torch.bfloat16; it is"),
     (lambda: {"queries": floats(3, 95)}, r"queries is \[3, 95\], not \[3, 96\]"),
     (lambda: {"queries": floats(3, 192)[:, ::2]}, "must have unit stride"),
+    (lambda: {"biases": floats(3, 3)}, r"bias is \[3, 3\] torch.float32, not \[3, 4\]"),
+    (lambda: {"biases": floats(2, 4)}, r"bias is \[2, 4\] torch.float32, not \[3, 4\]"),
     (lambda: {"bank": zeros(3, 5, 96)}, "does not fit delta"),  # and the rest of a site
     (
         lambda: {"row": 0, "completes": False},

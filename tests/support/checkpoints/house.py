@@ -94,6 +94,21 @@ def write_standard(
     return write(Path(folder), config, tensors, dtype)
 
 
+def _source_biases(
+    names: list[str], starts: Sequence[int], is_cumulative: bool, seed: int
+) -> dict[str, torch.Tensor]:
+    """Random numbers for the queries of sites in order; every other site leaves a source out."""
+    queries = [name for name in names if name.endswith("_res_proj.weight")]
+    biases = {}
+    for site, query in enumerate(queries):
+        name = query.replace("_proj.weight", "_bias")
+        count = 1 + sum(start <= site if is_cumulative else start < site for start in starts)
+        biases[name] = draw(name, (count,), seed, 1.0, False)
+        if site % 2 and count > 1:
+            biases[name][site // 2 % count] = torch.finfo(torch.float32).min
+    return biases
+
+
 def write_house(
     folder: str | Path,
     base: str = "llama",
@@ -134,6 +149,9 @@ def write_house(
     )
     seed = options.get("seed", 0)
     tensors = {name: draw(name, shape, seed, 1.0, False) for name, shape in shapes.items()}
+    if attn_res.get("source_bias"):
+        starts = block_starts or range(0, each * layers, block_size or 1)
+        tensors |= _source_biases(list(tensors), starts, attn_res.get("cumulative", False), seed)
     if zero_queries:
         tensors |= {name: torch.zeros(shapes[name]) for name in tensors if "_res_proj" in name}
     config |= {

@@ -125,12 +125,20 @@ def residual_shapes(
     return shapes
 
 
+def is_source_bias(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor has a number for every source of a site, which is float32 always."""
+    return name.endswith("_res_bias") and tensor.dim() == 1
+
+
 def write(folder: Path, config: dict, tensors: dict[str, Tensor], dtype: str) -> Path:
     """A complete checkpoint in `folder`, tokenizer included."""
     folder.mkdir(parents=True, exist_ok=True)
     config = config | {"dtype": dtype}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    stored = {name: t.to(getattr(torch, dtype)).contiguous() for name, t in tensors.items()}
+    stored = {
+        name: (t if is_source_bias(name, t) else t.to(getattr(torch, dtype))).contiguous()
+        for name, t in tensors.items()
+    }
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     for name in TOKENIZER_FILES:
         shutil.copyfile(TOKENIZER_SOURCE / name, folder / name)
