@@ -255,9 +255,7 @@ class TensorIndex:
         """
         own, stored = self.own_names[name], self.stored[name]
         if name in self._sites:
-            site, part = self._sites[name]
-            known = self.base.config["hidden_size"], self.base.layout, self._sources.get(site)
-            check_part(own, stored, site, part, *known)
+            check_part(own, stored, *self._sites[name], self.base.layout, self.shapes_of(name))
         else:
             self.base.check(name, own, stored)
 

@@ -32,10 +32,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 def part_shapes(part: str, hidden: int, sources: int | None) -> tuple[Shape, ...]:
     """The shapes that the part of a site may have, the usual one first.
 
-    Args:
-        part: one of ``PARTS``.
-        hidden: hidden size of the model.
-        sources: of the site, where its bias has a number for each; None for a recency bias.
+    ``sources``: of the site, if its bias has a number for each; None for a recency bias.
     """
     shapes: dict[str, tuple[Shape, ...]] = {
         "proj": ((1, hidden), (hidden,)),
@@ -46,16 +43,10 @@ def part_shapes(part: str, hidden: int, sources: int | None) -> tuple[Shape, ...
 
 
 def check_part(
-    name: str,
-    stored: Stored,
-    site: int,
-    part: str,
-    hidden: int,
-    layout: Layout,
-    sources: int | None,
+    name: str, stored: Stored, site: int, part: str, layout: Layout, allowed: tuple[Shape, ...]
 ) -> None:
     """Raise CheckpointError if the AttnRes tensor ``name`` is not what its part must be."""
-    allowed, shape = part_shapes(part, hidden, sources), stored.shape
+    shape = stored.shape
     if tuple(shape) not in allowed:
         raise CheckpointError(
             f"{name}, the {PARTS[part]} of {layout.site_name(site)}, has the shape "
@@ -66,7 +57,7 @@ def check_part(
             f"{name}, the {PARTS[part]} of {layout.site_name(site)}, holds {stored.dtype}; "
             f"expected {', '.join(FLOATS)}: queries and key norms are not quantised."
         )
-    if part == "bias" and sources is not None and stored.dtype != "F32":
+    if part == "bias" and allowed[0] and stored.dtype != "F32":
         raise CheckpointError(
             f"{name}, the {PARTS[part]} of {layout.site_name(site)}, holds {stored.dtype}; "
             "expected F32, as the number of a source that is not read is beyond smaller types."

@@ -85,10 +85,9 @@ class AttnResSpec:
             )
 
         if self.source_bias and (self.recency_bias or self.shared_queries is not None):
-            other = "recency_bias" if self.recency_bias else "shared_queries"
             raise CheckpointError(
-                f"attn_res has both source_bias and {other}; expected one of them: every site has "
-                "a bias of its own with a number for each of its sources."
+                "attn_res has source_bias and besides "
+                f"{'recency_bias' if self.recency_bias else 'shared_queries'}; choose one of them."
             )
 
     @property

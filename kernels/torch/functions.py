@@ -22,6 +22,8 @@ from torch import Tensor
 __all__ = ["mix", "phase_1", "phase_2", "rms_norm", "single_pass"]
 
 MAX_UNROLLED = 16
+Tensors = Sequence[Tensor]
+Answers = tuple[tuple[Tensor, Tensor], ...]
 
 
 def single_pass(
@@ -58,11 +60,8 @@ def mix(
 
 
 def phase_1(
-    blocks: Sequence[Tensor],
-    queries: Sequence[Tensor],
-    key_eps: float,
-    biases: Sequence[Tensor] | None = None,
-) -> tuple[tuple[Tensor, Tensor], ...]:
+    blocks: Tensors, queries: Tensors, key_eps: float, biases: Tensors | None = None
+) -> Answers:
     """Phase 1 of two-phase: ``S`` sites attend to the finished blocks in one pass over them.
 
     Args:
@@ -123,13 +122,9 @@ def _score(x: Tensor, query: Tensor, eps: float) -> Tensor:
     return (x * query).sum(-1, keepdim=True) * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
-def _scores(
-    sources: Sequence[Tensor], query: Tensor, eps: float, bias: Tensor | None
-) -> list[Tensor]:
+def _scores(sources: Tensors, query: Tensor, eps: float, bias: Tensor | None) -> list[Tensor]:
     scores = [_score(source.float(), query, eps) for source in sources]
-    if bias is None:
-        return scores
-    return [score + own for score, own in zip(scores, bias.unbind(), strict=True)]
+    return scores if bias is None else [*map(torch.add, scores, bias.unbind())]
 
 
 def _blend(scores: list[Tensor], sources: Sequence[Tensor]) -> Tensor:
@@ -150,24 +145,14 @@ def _blend_unrolled(scores: list[Tensor], sources: Sequence[Tensor]) -> tuple[Te
     return mixed, top + torch.log(total)
 
 
-def _unrolled(
-    sources: Sequence[Tensor],
-    queries: Sequence[Tensor],
-    eps: float,
-    biases: Sequence[Tensor] | None,
-) -> tuple[tuple[Tensor, Tensor], ...]:
-    answers = []
-    for query, bias in zip(queries, biases or [None] * len(queries), strict=True):
-        answers.append(_blend_unrolled(_scores(sources, query, eps, bias), sources))
-    return tuple(answers)
+def _unrolled(sources: Tensors, queries: Tensors, eps: float, biases: Tensors | None) -> Answers:
+    own = zip(queries, biases or [None] * len(queries), strict=True)
+    return tuple(
+        _blend_unrolled(_scores(sources, query, eps, bias), sources) for query, bias in own
+    )
 
 
-def _stacked(
-    sources: Sequence[Tensor],
-    queries: Sequence[Tensor],
-    eps: float,
-    biases: Sequence[Tensor] | None,
-) -> tuple[tuple[Tensor, Tensor], ...]:
+def _stacked(sources: Tensors, queries: Tensors, eps: float, biases: Tensors | None) -> Answers:
     stacked = torch.stack(tuple(sources), dim=1).float()
     scale = torch.rsqrt(stacked.square().mean(-1, keepdim=True) + eps)
     scores = (stacked @ torch.stack(tuple(queries), dim=1)) * scale

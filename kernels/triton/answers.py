@@ -43,22 +43,27 @@ def group_config_for(hidden_size: int) -> GroupConfig:
 
 
 @triton.jit
+def of_sites(p_biases, o_site, sites, BIASES: tl.constexpr):
+    """Where the biases of sites begin, or None; lanes of no site share the first one's."""
+    return None if p_biases is None else p_biases + tl.where(o_site < sites, o_site, 0) * BIASES
+
+
+@triton.jit
 def attend(
     p_row,  # [1, BLOCK], row 0 of a token
     b_row,  # [1, BLOCK], what is there: it was requested early
     b_query,  # [SITES, BLOCK]
     b_mix,  # [SITES, BLOCK]
     b_top,  # [SITES]
-    b_total,  # [SITES]
+    b_sum,  # [SITES]
     p_bias,  # [SITES], of row 0; or None
     slot_stride,
     count,
     key_eps,
-    m_site,
     m_d,
     HIDDEN: tl.constexpr,
 ):
-    """Online softmax of several sites over rows ``0..count-1``; mix, top and total go on."""
+    """Online softmax of several sites over rows ``0..count-1``; mix, top and sum go on."""
     o_next = 1 + tl.arange(0, 1)[:, None]  # [1, 1]; the interpreter cannot mask by a scalar
     for index in range(0, count):
         b_source = b_row.to(tl.float32)  # [1, BLOCK]
@@ -69,14 +74,14 @@ def attend(
         b_dot = tl.sum(b_query * b_source, axis=1)  # [SITES]
         b_score = b_dot * tl.rsqrt(b_square * (1.0 / HIDDEN) + key_eps)
         if p_bias is not None:
-            b_score += tl.load(p_bias + index, mask=m_site, other=0.0)
+            b_score += tl.load(p_bias + index)
         b_new_top = tl.maximum(b_top, b_score)
         b_scale = tl.exp(b_top - b_new_top)
         b_share = tl.exp(b_score - b_new_top)
-        b_total = b_total * b_scale + b_share
+        b_sum = b_sum * b_scale + b_share
         b_mix = b_mix * b_scale[:, None] + b_share[:, None] * b_source
         b_top = b_new_top
-    return b_mix * (1.0 / b_total)[:, None], b_top + tl.log(b_total)
+    return b_mix * (1.0 / b_sum)[:, None], b_top + tl.log(b_sum)
 
 
 @triton.jit
@@ -101,21 +106,9 @@ def answer_sites(
     b_query = tl.load(p_query, mask=m_group, other=0.0)
     b_mix = tl.zeros([SITES, BLOCK], tl.float32)
     b_top = tl.full([SITES], float("-inf"), tl.float32)
-    b_total = tl.zeros([SITES], tl.float32)
+    b_sum = tl.zeros([SITES], tl.float32)
     b_mix, b_log_sum = attend(
-        p_row,
-        b_row,
-        b_query,
-        b_mix,
-        b_top,
-        b_total,
-        p_bias,
-        slot_stride,
-        count,
-        key_eps,
-        m_site,
-        m_d,
-        HIDDEN,
+        p_row, b_row, b_query, b_mix, b_top, b_sum, p_bias, slot_stride, count, key_eps, m_d, HIDDEN
     )
     tl.store(p_answer, b_mix.to(p_answer.dtype.element_ty), mask=m_group)
     tl.store(p_log_sum, b_log_sum, mask=m_site)

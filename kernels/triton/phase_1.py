@@ -30,6 +30,7 @@ from attnres_serve.kernels.triton.answers import (
     answer_sites,
     attend,
     group_config_for,
+    of_sites,
 )
 from attnres_serve.kernels.triton.common import (
     MAX_HIDDEN,
@@ -141,29 +142,28 @@ def phase_1_kernel(
         b_square = tl.sum(b_own * b_own, axis=1)  # [1]
         b_dot = tl.sum(b_query * b_own, axis=1)  # [SITES]
         b_top = b_dot * tl.rsqrt(b_square * (1.0 / HIDDEN) + key_eps)
-        if p_biases is not None:
-            b_top += tl.load(p_biases + o_site * BIASES + row, mask=o_site < sites, other=0.0)
+        p_bias = of_sites(p_biases, o_site, sites, BIASES)
+        if p_bias is not None:
+            b_top += tl.load(p_bias + row)
         if COMPLETES:
-            b_total = tl.full([SITES], 1.0, tl.float32)
+            b_sum = tl.full([SITES], 1.0, tl.float32)
             b_mix = tl.zeros([SITES, BLOCK], tl.float32) + b_own
         else:  # a partial sum, which later sites will have outgrown; unused lanes stay finite
             m_partial = (o_site == 0) | (o_site >= sites)
             b_top = tl.where(m_partial, b_top, float("-inf"))
-            b_total = tl.where(m_partial, 1.0, 0.0)
-            b_mix = b_total[:, None] * b_own
-        p_bias = None if p_biases is None else p_biases + o_site * BIASES
+            b_sum = tl.where(m_partial, 1.0, 0.0)
+            b_mix = b_sum[:, None] * b_own
         b_mix, b_log_sum = attend(
             p_row,
             b_row,
             b_query,
             b_mix,
             b_top,
-            b_total,
+            b_sum,
             p_bias,
             slot_stride,
             row,
             key_eps,
-            o_site < sites,
             m_d,
             HIDDEN,
         )
@@ -188,7 +188,7 @@ def phase_1_kernel(
             p_queries + o_turn[:, None] * query_stride + o_d,
             p_answers + (o_turn - 1)[:, None] * site_stride + token * answer_stride + o_d,
             p_log_sums + (o_turn - 1) * sum_site_stride + token * sum_stride,
-            None if p_biases is None else p_biases + o_turn * BIASES,
+            of_sites(p_biases, o_turn, sites, BIASES),
             slot_stride,
             row + COMPLETES,
             key_eps,

@@ -207,11 +207,11 @@ REFUSED_HOUSE: list[tuple[Any, str]] = [
     ({"block_size": 2, "source_bias": 1}, "source_bias is 1; expected true or false"),
     (
         {"block_size": 2, "source_bias": True, "recency_bias": True},
-        "has both source_bias and recency_bias; expected one of them",
+        "has source_bias and besides recency_bias; choose one of them",
     ),
     (
         {"block_size": 2, "source_bias": True, "shared_queries": "block"},
-        "has both source_bias and shared_queries; expected one of them",
+        "has source_bias and besides shared_queries; choose one of them",
     ),
     *(
         ({"block_size": 2, key: value}, f"attn_res.{key} is {value!r}; expected a positive number")

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from attnres_serve.verify.oracle import HOUSE_NAMES, Model, Spec, alike, rms_norm, site_role
-from attnres_serve.verify.oracle.spec import sources_of
 
 pytest.importorskip("vllm")
 
@@ -120,7 +119,7 @@ def bias(own: Spec, site: int, generator: torch.Generator) -> Tensor:
     """A number, or one for each source: none, some or all but one of these are not read."""
     if not own.source_bias:
         return 2 * torch.randn(1, generator=generator).double()
-    count = sources_of(own, site)
+    count = 1 + sum(start < site + own.cumulative for start in own.starts)
     drawn = 2 * torch.randn(count, generator=generator).double()
     chance, kept = (torch.rand(1, generator=generator).item() for _ in range(2))
     masked = torch.rand(count, generator=generator) < max(0, 2 * chance - 0.5)

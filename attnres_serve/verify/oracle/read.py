@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnres_serve.verify.oracle.formats import spec_of
 from attnres_serve.verify.oracle.model import Model
-from attnres_serve.verify.oracle.spec import Spec, site_role, sources_of
+from attnres_serve.verify.oracle.spec import Spec, site_role
 
 
 def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
@@ -40,7 +40,8 @@ def depth_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
         if spec.recency_bias:
             shapes[names[f"{role}_recency"].format(layer)] = ()
         if spec.source_bias:
-            shapes[names[f"{role}_recency"].format(layer)] = (sources_of(spec, site),)
+            count = 1 + sum(start < site + spec.cumulative for start in spec.starts)
+            shapes[names[f"{role}_recency"].format(layer)] = (count,)
     return shapes
 
 

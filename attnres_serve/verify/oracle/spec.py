@@ -116,13 +116,6 @@ def source_spans(starts: Sequence[int], site: int) -> list[tuple[int, int]]:
     return [(b, min(e, site)) for b, e in zip(starts, ends, strict=True) if b < site]
 
 
-def sources_of(spec: Spec, site: int) -> int:
-    """The number of sources of `site`."""
-    if spec.cumulative:
-        return 1 + sum(start <= site for start in spec.starts)
-    return 1 + len(source_spans(spec.starts, site))
-
-
 def site_role(spec: Spec, site: int) -> tuple[str, int | None]:
     """Under which role and layer the query and key norm of `site` are stored."""
     if site == spec.final:
