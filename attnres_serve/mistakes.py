@@ -43,7 +43,7 @@ class Mistake(NamedTuple):
     """What is wrong, and where.
 
     Attributes:
-        field: such as ``stop`` or ``edits[0].ban``; empty for the whole.
+        field: such as ``stop`` or ``edits[0].mask``; empty for the whole.
         reason: what a sentence says of it, without a full stop.
     """
 

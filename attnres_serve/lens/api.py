@@ -12,9 +12,10 @@ from pydantic import ValidationError
 
 from attnres_serve import mistakes
 from attnres_serve.errors import SettingError
-from attnres_serve.lens import ask, given, own_server
+from attnres_serve.lens import ask, own_server
 from attnres_serve.lens.ask import Server
 from attnres_serve.lens.traced import Trace
+from attnres_serve.tracing import edit_words
 from attnres_serve.tracing import edits as edit_lists
 from attnres_serve.tracing.question import Question
 
@@ -111,7 +112,7 @@ def _edits(edits: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -
     """The edits, those that are text as the command reads them."""
     each = edits if isinstance(edits, list | tuple) else [edits]
     return [
-        given.edit(edit, f"edits[{number}]") if isinstance(edit, str) else edit
+        edit_words.read(edit, f"edits[{number}]") if isinstance(edit, str) else edit
         for number, edit in enumerate(each)
     ]
 

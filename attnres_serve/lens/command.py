@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="EDIT",
-        help='change what sites read, for example \'ban sites=9,final sources="block 2" '
+        help='change what sites read, for example \'mask sites=9,final sources="block 2" '
         "tokens=4:9'; may be given several times",
     )
     parser.add_argument(

@@ -23,7 +23,7 @@ class SiteImportance(ReadingSite):
     """One site."""
 
     change: list[float | None] = Field(
-        description="of the mean logprob, if the source is banned; null: not possible, or not yet"
+        description="of the mean logprob, if the source is masked; null: not possible, or not yet"
     )
 
 
@@ -37,7 +37,7 @@ class Importance(BaseModel):
 
 
 def write_map(server: Server, prompt: str, path: Path) -> None:
-    """Ask a server for a map: an edited trace for every ban, after which the file is written.
+    """Ask a server for a map: an edited trace for every mask, after which the file is written.
 
     Args:
         server: the server.
@@ -60,11 +60,11 @@ def write_map(server: Server, prompt: str, path: Path) -> None:
     found = Importance(model=text.model, tokens=tokens, logprob=unedited, sites=sites)
     _write(found, path)  # so that it is known to be possible before it takes time
     several = [site for site in found.sites if len(site.sources) > 1]
-    bans = [(site, column) for site in several for column in range(len(site.sources))]
-    with output.bar(iterable=bans, unit="ban", desc="measuring") as bar:
+    masks = [(site, column) for site in several for column in range(len(site.sources))]
+    with output.bar(iterable=masks, unit="mask", desc="measuring") as bar:
         for site, column in bar:
-            ban = {"sites": [site.index], "sources": [site.sources[column]], "ban": True}
-            site.change[column] = _mean_logprob(server, tokens, edits=[ban]) - unedited
+            mask = {"sites": [site.index], "sources": [site.sources[column]], "mask": True}
+            site.change[column] = _mean_logprob(server, tokens, edits=[mask]) - unedited
             _write(found, path)
 
 

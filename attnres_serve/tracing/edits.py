@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from attnres_serve import sentences
 from attnres_serve.depth.layout import FINAL
@@ -27,8 +27,9 @@ MOST_TOKENS = 64  # of an answer under edits, each of which is a replay
 # edits of the whole sequence.
 CHANGES = 2**18
 WHOLE = 8
-KINDS = ("ban", "force", "weights", "mean", "scale")
-EACH = ("ban", "scale")  # what they do to a source needs no other source
+KINDS = ("mask", "force", "weights", "mean", "scale")
+OLD = "ban"  # the first name of ``mask``, which is read still
+EACH = ("mask", "scale")  # what they do to a source needs no other source
 SUM_IS_ONE = 1e-4  # weights of a trace have six digits, and there may be a hundred of them
 
 
@@ -57,7 +58,11 @@ class Edit(BaseModel):
     tokens: list[Count] | TokenRange | None = Field(
         None, description="positions in prompt and answer; default: all"
     )
-    ban: Literal[True] | None = Field(None, description="the sources have weight 0")
+    mask: Literal[True] | None = Field(
+        None,
+        validation_alias=AliasChoices("mask", OLD),
+        description="the sources have weight 0 (`ban` is read too)",
+    )
     force: Literal[True] | None = Field(None, description="the one source has weight 1")
     weights: list[Share] | None = Field(
         None, description="the weight of each of the sources; any other one has 0"
@@ -162,8 +167,8 @@ def _resolve(edit: Edit, name: str, table: _Table, length: int) -> Resolved:
         raise SettingError(f"{name}.sources is empty; name a source, or leave it out for all.")
     if edit.kind == "force" and len(sources or ()) != 1:
         raise SettingError(f"{name}.force needs exactly one of the sources; name it in `sources`.")
-    if edit.kind == "ban" and sources is None:
-        raise SettingError(f"{name}.ban needs `sources`: no site can do without all of its own.")
+    if edit.kind == "mask" and sources is None:
+        raise SettingError(f"{name}.mask needs `sources`: no site can do without all of its own.")
     values = _values(edit, name)
     if named is None:
         for source in sources or ():
@@ -206,7 +211,7 @@ def _possible(edit: Edit, table: _Table) -> list[tuple[Site, list[int]]]:
         if edit.weights is not None:
             whole &= len(columns) == len(edit.weights)
         enough = len(columns) > 0 if edit.kind in EACH else whole
-        if enough and not (edit.kind == "ban" and len(columns) == len(names)):
+        if enough and not (edit.kind == "mask" and len(columns) == len(names)):
             found.append((site, columns))
     return found
 
@@ -335,7 +340,7 @@ def _require_a_source(edits: list[Resolved], table: _Table, length: int) -> None
         alive = np.ones((site.num_sources, len(tokens)), bool)
         for at, columns in by_site.get(site.index, ()):
             edit, chosen = edits[at], masks[at]
-            if edit.kind == "ban":
+            if edit.kind == "mask":
                 alive[columns] &= ~chosen
             elif edit.kind != "scale":
                 shares = edit.values or [1.0] * len(columns)
@@ -344,7 +349,8 @@ def _require_a_source(edits: list[Resolved], table: _Table, length: int) -> None
                 alive[kept] |= chosen
             none = ~alive.any(axis=0)
             if none.any():
+                where = f" at token {tokens[none.argmax()]}" if length > 1 else ""
                 raise SettingError(
-                    f"edits[{at}] leaves site {site.index} ({site.name}) no source at token "
-                    f"{tokens[none.argmax()]}; leave at least one."
+                    f"edits[{at}] leaves site {site.index} ({site.name}) no source{where}; leave "
+                    "at least one."
                 )

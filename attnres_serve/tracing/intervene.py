@@ -110,7 +110,7 @@ def _logits(sources: Sequence[Tensor], site: SiteWeights) -> Tensor:
 
 def _edited(logits: Tensor, edit: Resolved, columns: list[int]) -> Tensor:
     """The logits ``[T, n]`` float64 after one edit; a source without weight has minus infinity."""
-    if edit.kind == "ban":
+    if edit.kind == "mask":
         result = logits.clone()
         result[:, columns] = -torch.inf
         return result

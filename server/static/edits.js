@@ -6,7 +6,7 @@ import { html } from "./svg.js";
 import { cellOf, choice, mark, nameOfSource, onChoice, shownTrace } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
-const SIGNS = { ban: "✕", force: "●" };
+const SIGNS = { mask: "✕", ban: "✕", force: "●" }; // older files have `ban` for `mask`
 let list = [];
 
 /** The edits of the next run. */
@@ -53,10 +53,10 @@ function editOf(kind) {
 function buttons() {
   const chosen = choice();
   const isChosen = chosen !== null && chosen.site !== null && !chosen.isSaved;
-  for (const kind of ["ban", "force"]) {
+  for (const kind of ["mask", "force"]) {
     const button = byId(kind);
     const there = isChosen && list.some(isSame(editOf(kind)));
-    const isNeeded = isChosen && chosen.isOnly && kind === "ban";
+    const isNeeded = isChosen && chosen.isOnly && kind === "mask";
     button.disabled = !isChosen || (isNeeded && !there);
     button.title = isNeeded ? "The site has no other source." : "";
     button.setAttribute("aria-pressed", String(there));
@@ -95,7 +95,7 @@ function markEdits() {
   mark(found);
 }
 
-for (const kind of ["ban", "force"])
+for (const kind of ["mask", "force"])
   byId(kind).addEventListener("click", () => toggleEdit(editOf(kind)));
 byId("scope").addEventListener("change", buttons);
 byId("clear-edits").addEventListener("click", () => {

@@ -4,7 +4,8 @@ import { sourceName } from "./trace.js";
 
 const BEGINNING = 8; // tokens
 const WORDS = {
-  ban: () => "banned",
+  mask: () => "masked",
+  ban: () => "masked", // of older files
   force: () => "forced",
   mean: () => "averaged",
   scale: (value) => `logits times ${value}`,

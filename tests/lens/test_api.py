@@ -28,7 +28,7 @@ from attnres_serve.lens.ask import Server
 
 URL = "http://127.0.0.1:8000/"
 PROMPT = "import os"
-BAN = {"sites": [9, "final"], "sources": ["block 2"], "ban": True}
+BAN = {"sites": [9, "final"], "sources": ["block 2"], "mask": True}
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_everything_that_can_be_asked(server):
         max_tokens=2,
         sites=np.array([9, 16]),
         tokens=range(1, 4),
-        edits=['ban sites=9,final sources="block 2"', BAN | {"tokens": {"start": 2}}],
+        edits=['mask sites=9,final sources="block 2"', BAN | {"tokens": {"start": 2}}],
         logprobs=3,
         lens=0,
     )
@@ -219,7 +219,7 @@ def test_a_server_that_is_started_is_asked(own):
         DEMO,
         PROMPT,
         max_tokens=2,
-        edits='ban sites=9,final sources="block 2"',
+        edits='mask sites=9,final sources="block 2"',
         sites=[4, 2],
         lens=1,
         dtype="float32",
@@ -268,13 +268,16 @@ def test_what_the_server_refuses_is_its_sentence(own):
         ({"max_tokens": -1}, "max_tokens: found -1; expected at least 0."),
         ({"sites": ["mlp"]}, "sites: found 'mlp'; expected a list of whole numbers"),
         ({"tokens": {"begin": 3}}, r"tokens\.begin is no field that is read; leave it out\."),
-        ({"edits": "ban places=3"}, r"edits\[0\]: 'places' is no field"),
+        ({"edits": "mask places=3"}, r"edits\[0\]: 'places' is no field"),
         ({"edits": [BAN, "sites=3"]}, r"edits\[1\]: 'sites' stands where it cannot"),
         ({"edits": [BAN, {"mean": "no"}]}, r'edits\[1\].mean: found "no"; expected true.'),
-        ({"edits": [{"sites": [3]}]}, r"edits\[0\]: give exactly one of `ban`"),
+        ({"edits": [{"sites": [3]}]}, r"edits\[0\]: give exactly one of `mask`"),
         ({"edits": 5}, r"edits\[0\]: found 5; expected an object\."),
         ({"edits": [BAN, {"scale": 5000}]}, r"edits\[1\].scale: found 5000; expected at most 1000"),
-        ({"edits": {"ban": True, "tokens": 1}}, r"tokens: found 1; expected a list or an object\."),
+        (
+            {"edits": {"mask": True, "tokens": 1}},
+            r"tokens: found 1; expected a list or an object\.",
+        ),
         ({"tokens": 5}, "tokens: found 5; expected a list of whole numbers"),
         ({"logprobs": "3"}, 'logprobs: found "3"; expected a whole number'),
         ({"edits": BAN, "max_tokens": 65}, "max_tokens is 65; with edits expected at most 64"),
@@ -351,7 +354,7 @@ def test_a_name_that_is_nearly_an_argument(model, name, meant, own):
     """Whether a server runs or is to be started, which has flags of its own."""
     said = f"^{name} is no argument of trace; did you mean {meant}[?]$"
     with pytest.raises(SettingError, match=said):
-        attnres_serve.trace(model, PROMPT, **{name: "ban sites=3"})
+        attnres_serve.trace(model, PROMPT, **{name: "mask sites=3"})
     assert "flags" not in own and "url" not in own
 
 

@@ -16,10 +16,11 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
-from attnres_serve.lens import ask, given, importance
+from attnres_serve.lens import ask, importance
 from attnres_serve.lens.ask import Server
 from attnres_serve.lens.importance import Importance
 from attnres_serve.tracing import answer as trace_answer
+from attnres_serve.tracing import edit_words
 from attnres_serve.tracing.answer import TraceAnswer, TracedSite
 
 PAGE = DEMO.parents[2] / "docs" / "use" / "inspect.md"
@@ -41,18 +42,18 @@ ROUNDED = 4 * 5e-4
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        ("", "'' cannot be read; expected ban,"),
-        ("ban 'x", "cannot be read"),
-        ("sites=3 ban", "'sites' stands where it cannot"),
-        ("ban mean", "'mean' stands where it cannot"),
-        ("ban sites=1 sites=2", "'sites' stands where it cannot"),
-        ("ban places=3", "--edit: 'places' is no field; expected ban"),
-        ("ban=no", "--edit: ban is 'no'; expected the word alone"),
+        ("", "'' cannot be read; expected mask,"),
+        ("mask 'x", "cannot be read"),
+        ("sites=3 mask", "'sites' stands where it cannot"),
+        ("mask mean", "'mean' stands where it cannot"),
+        ("mask sites=1 sites=2", "'sites' stands where it cannot"),
+        ("mask places=3", "--edit: 'places' is no field; expected mask"),
+        ("mask=no", "--edit: mask is 'no'; expected the word alone"),
         ("scale", "--edit: scale is ''; expected a number"),
         ("scale=1e9", "--edit: scale is '1e9'; expected a number"),
         ("weights=1,2", "--edit: weights is '1,2'; expected numbers from 0 to 1"),
-        ("ban tokens=x", "--edit: tokens is 'x'; expected positions"),
-        ("ban tokens=3:x", "--edit: tokens is '3:x'; expected positions from 0 on"),
+        ("mask tokens=x", "--edit: tokens is 'x'; expected positions"),
+        ("mask tokens=3:x", "--edit: tokens is '3:x'; expected positions from 0 on"),
     ],
 )
 def test_an_edit_that_is_none(edit, sentence, capsys):
@@ -63,11 +64,12 @@ def test_an_edit_that_is_none(edit, sentence, capsys):
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("ban", {"ban": True}),
+        ("mask", {"mask": True}),
+        ("ban", {"mask": True}),
         (
-            'ban sites=9,final,"mlp 3" sources="block 2",partial tokens=4:9',
+            'mask sites=9,final,"mlp 3" sources="block 2",partial tokens=4:9',
             {
-                "ban": True,
+                "mask": True,
                 "sites": [9, "final", "mlp 3"],
                 "sources": ["block 2", "partial"],
                 "tokens": {"start": 4, "end": 9},
@@ -80,7 +82,7 @@ def test_an_edit_that_is_none(edit, sentence, capsys):
     ],
 )
 def test_an_edit_is_read(text, wanted):
-    found = given.edit(text).model_dump(exclude_none=True)
+    found = edit_words.read(text).model_dump(exclude_none=True)
     assert found | wanted == found
     assert {*found} - {*wanted} <= {"sources"}
 
@@ -91,7 +93,7 @@ def test_an_edit_is_read(text, wanted):
         (["--importance", "m.txt"], "--importance is m.txt; expected FILE.json"),
         (["--importance", "nowhere/m.json"], "expected FILE.json in a folder that exists"),
         (["--importance", "m.json", "--from", "x.json"], "--from does not go with --importance"),
-        (["--importance", "m.json", "--edit", "ban"], "--edit does not go with --importance"),
+        (["--importance", "m.json", "--edit", "mask"], "--edit does not go with --importance"),
         (["--importance", "m.json", "--max-tokens", "2"], "--max-tokens does not go with"),
         (["--importance", "m.json", "--token", "2"], "--token does not go with --importance"),
         (["--importance", "m.json", "--out", "x.png"], "--out does not go with --importance"),
@@ -135,7 +137,7 @@ def test_a_server_is_asked_for_edits_and_tells_logprobs(capsys, monkeypatch, tmp
 
     monkeypatch.setattr(httpx, "post", post)
     path, told, token = tmp_path / "t.json", [], ["--token", "0"]
-    edits = ("--edit", "ban sites=4 sources=embedding", "--edit", "scale=2")
+    edits = ("--edit", "mask sites=4 sources=embedding", "--edit", "scale=2")
     told.append(["--url", "http://x", *ASK, *edits, "--out", str(path)])
     told.append(["--from", str(path), "--out", str(path)])
     for words in told:
@@ -150,7 +152,7 @@ def test_a_server_is_asked_for_edits_and_tells_logprobs(capsys, monkeypatch, tmp
     assert capsys.readouterr().out.startswith("behind token 0, 'a':\n")
     assert asked["logprobs"] == 3
     assert asked["edits"] == [
-        {"sites": [4], "sources": ["embedding"], "ban": True},
+        {"sites": [4], "sources": ["embedding"], "mask": True},
         {"scale": 2.0},
     ]
 
@@ -162,7 +164,7 @@ class Meter:
     """A server's answers, with logprobs that are made up; `left` are given, then it is gone.
 
     Attributes:
-        asked: the site and source of every ban that was measured; None where there was none.
+        asked: the site and source of every mask that was measured; None where there was none.
     """
 
     def __init__(self, left: int = 99) -> None:
@@ -179,26 +181,26 @@ class Meter:
         if not self.left:
             raise SettingError("the server is gone.")
         self.left -= 1
-        bans = [(edit["sites"][0], edit["sources"][0]) for edit in body.get("edits", ())]
-        ban = bans[0] if bans else None
-        self.asked.append(ban)
-        rows = [{"position": 0, "next": -1.0 + change_of(ban), "top": []}]
+        masks = [(edit["sites"][0], edit["sources"][0]) for edit in body.get("edits", ())]
+        mask = masks[0] if masks else None
+        self.asked.append(mask)
+        rows = [{"position": 0, "next": -1.0 + change_of(mask), "top": []}]
         rows.append({"position": 1, "next": None, "top": []})
         head["logprobs"] = {"unedited": rows, "edited": None}
         return TraceAnswer.model_validate(head)
 
 
-def change_of(ban: tuple[int, str] | None) -> float:
-    """Of the mean logprob; no two bans have one."""
-    if ban is None:
+def change_of(mask: tuple[int, str] | None) -> float:
+    """Of the mean logprob; no two masks have one."""
+    if mask is None:
         return 0.0
-    site, source = ban
+    site, source = mask
     return float(-1 - site - 100 * sites(BLOCKS)[site].sources.index(source))
 
 
 @pytest.mark.parametrize("left", [99, 3, 1, 0])
 def test_a_map_has_what_was_measured(left, monkeypatch, tmp_path):
-    """Wherever it ends: every source that a site can do without is banned once, in order."""
+    """Wherever it ends: every source that a site can do without is masked once, in order."""
     path, meter = tmp_path / "map.json", Meter(left)
     monkeypatch.setattr(ask, "post", meter)
     with nullcontext() if left == 99 else pytest.raises(SettingError, match="is gone"):
@@ -208,14 +210,14 @@ def test_a_map_has_what_was_measured(left, monkeypatch, tmp_path):
         return
     found = Importance.model_validate_json(path.read_text())
     assert (found.model, found.tokens, found.logprob) == ("demo", [3, 4], -1.0)
-    bans = [
+    masks = [
         (one.index, source) for one in found.sites for source in one.sources[1:] and one.sources
     ]
-    assert [None, *bans][: len(meter.asked)] == meter.asked
+    assert [None, *masks][: len(meter.asked)] == meter.asked
     told = dict.fromkeys(meter.asked)
     for site in found.sites:
         each = [(site.index, source) for source in site.sources]
-        assert site.change == [change_of(ban) if ban in told else None for ban in each]
+        assert site.change == [change_of(mask) if mask in told else None for mask in each]
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"model": "demo"'])

@@ -313,10 +313,10 @@ def test_every_door_gives_one_trace(open_server, tmp_path, monkeypatch):
     pytest.importorskip("vllm")
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
-    edit = 'ban sites=9 sources="block 2"'
+    edit = 'mask sites=9 sources="block 2"'
     asked = {"max_tokens": 3, "logprobs": 3, "lens": 2}
     body = {"prompt": "import os\n", **asked}
-    edits = [{"sites": [9], "sources": ["block 2"], "ban": True}]
+    edits = [{"sites": [9], "sources": ["block 2"], "mask": True}]
     answer = open_server.client.post("/v1/attn_res/trace", json={**body, "edits": edits})
     wanted = answer.raise_for_status().json()
     by_python = attnres_serve.trace(

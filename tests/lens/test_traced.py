@@ -49,7 +49,7 @@ def everything(*shape: int, edited: bool = True) -> answer.TraceAnswer:
     content["logprobs"] = {"unedited": predictions(draw, 3)}
     if edited:
         content["logprobs"]["edited"] = predictions(draw, 3)
-        content["edits"] = [{"sites": [1, "final"], "sources": ["embedding"], "ban": True}]
+        content["edits"] = [{"sites": [1, "final"], "sources": ["embedding"], "mask": True}]
     vectors = [(0, WHOLE), (1, WHOLE), (None, "block 1"), (1, "partial")]
     content["lens"] = [
         {"site": site, "vector": vector, "predictions": predictions(draw, 2)}

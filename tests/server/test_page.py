@@ -272,7 +272,7 @@ def visit(browser) -> Iterator[Callable[..., Visit]]:
 def test_the_file_in_a_browser(visit, tmp_path):
     """Nothing is loaded; hostile texts are texts; deep models fit, also on a phone."""
     texts = [*HOSTILE, " def", "\n\n", "\t", None, "", "é", "\x00", "\ufffd"] * 3
-    edits = [{"sites": [3, "final"], "sources": ["block 1"], "ban": True}]
+    edits = [{"sites": [3, "final"], "sources": ["block 1"], "mask": True}]
     for layers, block, width in ((2, 2, 1280), (28, 7, 390), (24, 1, 390)):
         trace = made_up_trace(layers, block, texts) | {"edits": edits}
         file = tmp_path / f"{layers}.html"
@@ -293,7 +293,7 @@ def test_the_file_in_a_browser(visit, tmp_path):
         assert found.text("#model") == "made up"
         assert found.tab.locator("#edited").is_visible()
         name = "attention of layer 0" if block == 1 else "block 1"
-        assert found.text("#edited") == f"Edited: {name} banned at sites 3, final, all tokens."
+        assert found.text("#edited") == f"Edited: {name} masked at sites 3, final, all tokens."
         assert found.errors == []
         assert found.asked == {file.as_uri()}
         assert found.tab.locator("form").count() == 0
@@ -309,7 +309,7 @@ def test_the_file_in_a_browser(visit, tmp_path):
 )
 def test_sources_have_names(visit, tmp_path, layers, block, site, names):
     """Those of a Full model are sublayers, in tables, at the map of tokens and in an edit."""
-    edit = {"sites": [site], "sources": [f"block {block}"[:7]], "ban": True}
+    edit = {"sites": [site], "sources": [f"block {block}"[:7]], "mask": True}
     trace = made_up_trace(layers, block, ["a", " ", "\n"]) | {"edits": [edit]}
     file = tmp_path / "trace.html"
     file.write_text(inspect_page.html(trace))
@@ -322,7 +322,7 @@ def test_sources_have_names(visit, tmp_path, layers, block, site, names):
     said = found.tab.locator("#over-tokens text").all_text_contents()
     assert said[: len(names)] == names
     if block == 1:
-        assert found.text("#edited").startswith("Edited: attention of layer 0 banned at site 3,")
+        assert found.text("#edited").startswith("Edited: attention of layer 0 masked at site 3,")
         below = found.tab.locator("#weights text").all_text_contents()
         assert below[-4:-1] == ["emb", "1", "2"] or below[-5:-1] == ["emb", "0", "1", "2"]
     assert found.errors == []
@@ -405,7 +405,7 @@ EXAMPLE = json.loads((page.FOLDER / "example.json").read_text())
         ),
         pytest.param(
             made_up_trace(6, 3, ["a", None])
-            | {"edits": [{"sites": [1], "sources": ["partial"], "ban": True}]},
+            | {"edits": [{"sites": [1], "sources": ["partial"], "mask": True}]},
             1000,
             {"second": {"sum of the open block"}},
             marks=pytest.mark.exhaustive,
@@ -596,7 +596,7 @@ def test_a_completion_and_its_trace(opened, server):
 
 @pytest.mark.engine
 def test_a_cell_by_keyboard_alone(opened):
-    """It colours the tokens, is banned, and the edited run is told apart from the one before."""
+    """It colours the tokens, is masked, and the edited run is told apart from the one before."""
     tab = opened.tab
     tab.keyboard.press("Control+Home")
     reached = opened.reach("#weights [role=gridcell]")
@@ -623,16 +623,16 @@ def test_a_cell_by_keyboard_alone(opened):
 
     tab.focus("#keep")
     tab.keyboard.press("Enter")
-    reached |= opened.reach("#ban")
+    reached |= opened.reach("#mask")
     tab.keyboard.press("Enter")
-    assert opened.text("#edit-list li").startswith("embedding banned at site 11, all tokens")
+    assert opened.text("#edit-list li").startswith("embedding masked at site 11, all tokens")
     assert opened.text("#run") == "Complete with edits"
     tab.keyboard.press("Control+Enter")  # from the button that has the focus, which is not pressed
     tab.locator("#edited").wait_for()
     opened.finished()
-    assert opened.text("#edited") == "Edited: embedding banned at site 11, all tokens."
+    assert opened.text("#edited") == "Edited: embedding masked at site 11, all tokens."
     edited = json.loads(opened.download("#json")[1])
-    assert [(edit["sites"], edit["sources"], edit["ban"]) for edit in edited["edits"]] == [
+    assert [(edit["sites"], edit["sources"], edit["mask"]) for edit in edited["edits"]] == [
         ([11], ["embedding"], True)
     ]
     assert {weights[0] for weights in edited["sites"][11]["weights"]} == {0}
@@ -648,7 +648,7 @@ def test_a_cell_by_keyboard_alone(opened):
     )
     assert re.match(r"Compared with the kept run: <s>import.*, without edits", opened.text("#kept"))
     file = inspect_page.html(edited)
-    assert '"ban":true' in file
+    assert '"mask":true' in file
 
     assert opened.tab.locator("#mode").input_value() == "difference"
     means = [
@@ -715,7 +715,7 @@ def test_other_ways_to_a_trace(opened, tmp_path):
     tab.locator("#tokens [role=option]").first.click()
     tab.wait_for_timeout(400)  # longer than the pause before an address is written
     assert "#" not in tab.url
-    assert tab.locator("#ban").is_disabled() and tab.locator("#force").is_disabled()
+    assert tab.locator("#mask").is_disabled() and tab.locator("#force").is_disabled()
     trace["sites"][2]["rms"].pop()
     dropped = tab.evaluate_handle(
         "text => { const held = new DataTransfer();"
@@ -776,7 +776,7 @@ def test_without_the_key_there_is_an_example(visit):
     predicted = found.tab.locator("#lens text").all_text_contents()
     assert "):" in predicted and "U+0019" not in predicted  # at a token that shows something
     assert found.cells() > 40 and found.tab.locator("#lens").is_visible()
-    assert found.tab.locator("#copy").is_disabled() and found.tab.locator("#ban").is_disabled()
+    assert found.tab.locator("#copy").is_disabled() and found.tab.locator("#mask").is_disabled()
     found.tab.click("#run")
     found.wait("#status", "This server asks for an API key.")
     for key, said in (
@@ -898,7 +898,7 @@ def test_an_error_goes_when_the_input_changes(made_up_page):
     changes = {
         "prompt": lambda: tab.locator("#prompt").press("x"),
         "option": lambda: tab.fill("#max-tokens", "2"),
-        "edit": lambda: tab.click("#ban"),
+        "edit": lambda: tab.click("#mask"),
         "chat": lambda: tab.click("#chat"),
         "link": lambda: tab.evaluate("location.hash = 'max_tokens=65&prompt=y'"),
     }
@@ -962,7 +962,7 @@ def test_a_finger_finds_what_it_presses(visit):
     found.finished()
     found.tab.click("#options summary")
     found.cell(3, 0).tap()
-    found.tab.tap("#ban")
+    found.tab.tap("#mask")
     found.cell(3, 1).tap()
     found.tab.tap("#force")
     assert found.tab.locator("#edit-list button").count() == 2
@@ -1005,10 +1005,10 @@ def test_a_refused_edit_is_no_dead_end(opened):
     """The trace before it stays and is marked; its edits can be removed, also after a reload."""
     tab = opened.tab
     opened.cell(0, 0).click()
-    assert tab.locator("#ban").is_disabled()  # nothing would be left to read
+    assert tab.locator("#mask").is_disabled()  # nothing would be left to read
     for column in (0, 1):
         opened.cell(1, column).click()
-        tab.click("#ban")
+        tab.click("#mask")
     tokens = opened.text("#tokens")
     tab.click("#run")
     opened.wait("#error", "leaves site 1 (the MLP of layer 0) no source")
@@ -1023,7 +1023,7 @@ def test_a_refused_edit_is_no_dead_end(opened):
     assert opened.text("#error") == ""
     tab.click("#run")
     opened.finished()
-    assert opened.text("#edited") == "Edited: partial sum banned at site 1, all tokens."
+    assert opened.text("#edited") == "Edited: partial sum masked at site 1, all tokens."
     assert tab.locator("#previous").is_hidden()
     assert tab.locator("#clear-edits").is_hidden()  # it would do the same
     tab.locator("#edit-list button").click()

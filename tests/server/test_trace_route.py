@@ -227,7 +227,7 @@ def test_generated_tokens_are_traced_as_well(app):
 
 
 EDITS = [
-    {"sites": [3, 4], "sources": ["embedding"], "tokens": [2, 3, 9], "ban": True},
+    {"sites": [3, 4], "sources": ["embedding"], "tokens": [2, 3, 9], "mask": True},
     {"sites": [4], "sources": ["block 1"], "tokens": {"start": 1, "end": 8}, "scale": 0.5},
     {"sites": ["mlp 3"], "sources": ["block 1", "embedding"], "weights": [0.75, 0.25]},
 ]
@@ -266,7 +266,7 @@ def test_an_importance_map_of_a_server(monkeypatch, tmp_path):
             assert site.change == [None]
             continue
         for source, change in zip(site.sources, site.change, strict=True):
-            ban = {"sites": [site.index], "sources": [source], "tokens": [0, 1, 2, 3], "ban": True}
+            ban = {"sites": [site.index], "sources": [source], "tokens": [0, 1, 2, 3], "mask": True}
             assert abs(change - (mean([ban]) - mean([]))) < LOGPROBS
 
 
@@ -321,7 +321,7 @@ def test_an_answer_under_edits(client):
     """It is the float64 model's, ends at the end of text, and the engine generates nothing."""
     app, model = app_of(client), oracle.load(BLOCK)
     (ids,) = fresh_prompts((9,))
-    edits = [{"sources": ["block 1"], "ban": True, "sites": [4, 6, 8]}]
+    edits = [{"sources": ["block 1"], "mask": True, "sites": [4, 6, 8]}]
     asked = {"prompt": ids, "max_tokens": 5, "edits": edits, "logprobs": 1}
     found = app.post(URL, json=asked).raise_for_status().json()
     answer = greedy(model, ids, written_out(edits, 14), 5)
@@ -432,8 +432,9 @@ def edit(**fields: Any) -> dict[str, Any]:
         ({"prompt": [3], "site": [1]}, "site is no field that is read; leave it out."),
         ({"prompt": [3], "logprobs": -1}, "logprobs: "),
         ({"prompt": [3], "lens": -1}, "lens: "),
-        (edit(), "edits[0]: give exactly one of `ban`, `force`, `weights`, `mean`, `scale`"),
-        (edit(ban=False), "edits[0].ban: found false; expected true."),
+        (edit(), "edits[0]: give exactly one of `mask`, `force`, `weights`, `mean`, `scale`"),
+        (edit(mask=False), "edits[0].mask: found false; expected true."),
+        (edit(ban=False), "edits[0].ban: found false; expected true."),  # its first name
         (
             edit(weights=[-1, 2]),
             "edits[0].weights[0]: found -1; expected at least 0.",
@@ -449,7 +450,7 @@ def edit(**fields: Any) -> dict[str, Any]:
             "edits[0].sources: site 3 (the MLP of layer 1) does not read block 2; it reads",
         ),
         (
-            edit(ban=True, sites=[99]),
+            edit(mask=True, sites=[99]),
             "there is no site 99; this model's are 0 to 10, or of the kinds",
         ),
         (edit(force=True, sites=["norm"], tokens=[500]), "there is no site norm; this model's are"),
@@ -459,12 +460,12 @@ def edit(**fields: Any) -> dict[str, Any]:
             "edits[0].sources: no site of this model reads block 9; its sites read embedding, ",
         ),
         (edit(mean=True, tokens=[1]), "edits[0].tokens: there is no token 1; the sequence has"),
-        (edit(ban=True), "edits[0].ban needs `sources`"),
+        (edit(mask=True), "edits[0].mask needs `sources`"),
         (edit(force=True, sources=["embedding", "partial"]), "needs exactly one of the sources"),
         (edit(weights=[0.5, 0.4]), "edits[0].weights have the sum 0.9; expected 1"),
         (edit(weights=[0.5, 0.5], sites=[0]), "weights has 2 numbers for 1 sources of site 0"),
         (
-            edit(ban=True, sites=[0], sources=["embedding"]),
+            edit(mask=True, sites=[0], sources=["embedding"]),
             "edits[0] leaves site 0 (the attention of layer 0) no source at token 0; leave at",
         ),
         (
@@ -472,7 +473,7 @@ def edit(**fields: Any) -> dict[str, Any]:
                 "prompt": [3] * 9,
                 "edits": [
                     {"sites": [3], "sources": ["embedding"], "force": True, "tokens": [4, 5]},
-                    {"sites": [3], "sources": ["embedding"], "ban": True, "tokens": [5, 6]},
+                    {"sites": [3], "sources": ["embedding"], "mask": True, "tokens": [5, 6]},
                 ],
             },
             "edits[1] leaves site 3 (the MLP of layer 1) no source at token 5",

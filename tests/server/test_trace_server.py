@@ -61,7 +61,7 @@ def test_beside_other_requests(server, model):
 def test_edits_beside_other_requests(server, model):
     """Weights, logprobs, lens and answer of edited traces; what runs beside them is as ever."""
     ids = [token["id"] for token in trace(server, prompt=TEXT, sites=[])["tokens"]]
-    edits = [{"sites": [9, 16], "sources": ["block 1"], "tokens": [*range(4, 90)], "ban": True}]
+    edits = [{"sites": [9, 16], "sources": ["block 1"], "tokens": [*range(4, 90)], "mask": True}]
     asked = {"prompt": ids, "edits": edits, "logprobs": 2, "lens": 1}
     prompts = [[3 + number] * (5 + 40 * number) for number in range(3)]
     with others(server, prompts) as answers:
@@ -98,7 +98,7 @@ def numbers(found):
 
 def test_traces_at_once(server):
     """They begin alike, are asked for together, and say what each says alone."""
-    edits = [{"sites": [3], "sources": ["embedding"], "ban": True}]
+    edits = [{"sites": [3], "sources": ["embedding"], "mask": True}]
     for length in (40, 150):
         shared = [3 + 7 * number % 290 for number in range(length)]
         asked = [
@@ -126,8 +126,8 @@ def test_chat(server, model):
 
 def test_the_command_and_python_give_the_routes_answer(server, monkeypatch, tmp_path):
     asked = {"max_tokens": 2, "logprobs": 3, "lens": 2}
-    edit = 'ban sites=final sources="block 1" tokens=2'
-    edits = [{"sites": ["final"], "sources": ["block 1"], "tokens": [2], "ban": True}]
+    edit = 'mask sites=final sources="block 1" tokens=2'
+    edits = [{"sites": ["final"], "sources": ["block 1"], "tokens": [2], "mask": True}]
     wanted = trace(server, prompt=TEXT, edits=edits, **asked)
     found = attnres_serve.trace(server.url, TEXT, key=KEY, edits=edit, **asked)
     assert found.answer.model_dump(mode="json") == wanted

@@ -50,7 +50,7 @@ def exponentials(model: Model, site: int, sources: Tensor) -> Tensor:
 
 def apply(shares: Tensor, edit: Edit, chosen: Tensor) -> Tensor:
     """`shares` [tokens, sources] after an edit of the `chosen` sources; they need no sum."""
-    if "ban" in edit:
+    if "mask" in edit:
         return shares * ~chosen
     if "scale" in edit:
         powers = torch.where(shares > 0, shares ** edit["scale"], 0.0)
@@ -131,7 +131,7 @@ def some(model: Model, length: int) -> list[Edit]:
         for site in sites[1::4]
     ]
     every = list(range(length))
-    return [{"sites": sites[::2], "sources": ["embedding"], "tokens": every, "ban": True}, *even]
+    return [{"sites": sites[::2], "sources": ["embedding"], "tokens": every, "mask": True}, *even]
 
 
 def drawn(model: Model, length: int) -> list[Edit]:
@@ -140,7 +140,7 @@ def drawn(model: Model, length: int) -> list[Edit]:
     None takes the last source of a site: a fifth of the draws would be refused.
     """
     edits = []
-    for kind in ("scale", "ban", "mean", "weights", "force", "ban", "scale"):
+    for kind in ("scale", "mask", "mean", "weights", "force", "mask", "scale"):
         readers = [site for site in mixing_sites(model) if len(sources_at(model, site)) > 1]
         first = random.choice(readers)
         sources = random.sample(sources_at(model, first), random.randint(1, 2))
@@ -179,4 +179,4 @@ def by_numbers(model: Model, edit: Edit) -> list[Any]:
     own = {site: sources_at(model, site) for site in edit["sites"]}
     columns = [[site, [own[site].index(name) for name in edit["sources"]]] for site in own]
     first, *_, last = edit["tokens"]
-    return ["ban" if "ban" in edit else "mean", [[first, last + 1]], [], columns]
+    return ["mask" if "mask" in edit else "mean", [[first, last + 1]], [], columns]

@@ -44,7 +44,7 @@ def test_an_edit_of_nothing_is_no_edit(dtype):
     plain = replayed(worker, ids, [])
     for nothing in ({"scale": 1}, {"sites": [0], "weights": [1]}, {"sites": [0], "mean": True}):
         assert same(replayed(worker, ids, [nothing]), plain)
-    some = {"sites": [3], "sources": ["embedding"], "tokens": [20], "ban": True}
+    some = {"sites": [3], "sources": ["embedding"], "tokens": [20], "mask": True}
     other = replayed(worker, ids, [some])
     assert not same(other, plain)
     for index, (weights, rms) in other.traces.items():  # nothing before the site or the token
@@ -87,7 +87,7 @@ def test_logits_that_are_no_numbers_are_no_prediction():
 
 
 def test_edits_of_one_token_follow_each_other():
-    """A banned source stays banned, and weights are what later factors act on."""
+    """A masked source stays masked, and weights are what later factors act on."""
     worker = worker_of(BLOCK, "single_pass", HERE[0], 64)
     (ids,) = fresh_prompts((5,))
     one = {"sites": [6]}
@@ -97,16 +97,16 @@ def test_edits_of_one_token_follow_each_other():
         found = replayed(worker, ids, [one | edit for edit in edits])
         return found.traces[6].weights.double()
 
-    ban = {"sources": ["embedding"], "ban": True}
+    mask = {"sources": ["embedding"], "mask": True}
     for factor in (0, -2, 3):
-        assert (at_six(ban, {"scale": factor})[:, 0] == 0).all()
+        assert (at_six(mask, {"scale": factor})[:, 0] == 0).all()
     wanted = torch.tensor([0.2, 0.0, 0.8], dtype=torch.float64).expand(5, -1)
     torch.testing.assert_close(at_six(weights), wanted)
-    torch.testing.assert_close(at_six(ban, weights), wanted)
+    torch.testing.assert_close(at_six(mask, weights), wanted)
     powers = wanted**2
     scaled = at_six(weights, {"scale": 2})
     torch.testing.assert_close(scaled, powers / powers.sum(-1, keepdim=True))
-    assert at_six(weights, ban)[:, 2].eq(1).all()
+    assert at_six(weights, mask)[:, 2].eq(1).all()
     assert at_six({"sources": ["block 1"], "force": True})[:, 1].eq(1).all()
 
 
@@ -121,11 +121,11 @@ def test_sites_that_are_not_named():
     """Those at which the edit is possible: blocks of four sublayers, ten of them."""
     worker = worker_of(BLOCK, "single_pass", HERE[0], 64)
     both = ["block 1", "embedding"]
-    assert by_site(worker, ban=True, sources=["embedding"]) == {at: [0] for at in range(1, 11)}
-    assert by_site(worker, ban=True, sources=["partial"]).keys() == {1, 2, 3, 5, 6, 7, 9, 10}
+    assert by_site(worker, mask=True, sources=["embedding"]) == {at: [0] for at in range(1, 11)}
+    assert by_site(worker, mask=True, sources=["partial"]).keys() == {1, 2, 3, 5, 6, 7, 9, 10}
     # Site 4 reads both alone; before it there is no block 1.
     few = {at: [1, 0] for at in range(5, 11)}
-    assert by_site(worker, ban=True, sources=both) == {1: [0], 2: [0], 3: [0]} | few
+    assert by_site(worker, mask=True, sources=both) == {1: [0], 2: [0], 3: [0]} | few
     assert by_site(worker, mean=True, sources=both) == {4: [1, 0]} | few
     assert by_site(worker, weights=[0.9, 0.1], sources=both) == {4: [1, 0]} | few
     assert by_site(worker, weights=[0.9, 0.1]) == {at: [0, 1] for at in (1, 2, 3, 4)}
@@ -164,18 +164,18 @@ def test_factors_may_be_large(times):
 
 
 def test_a_weight_may_be_tiny():
-    """One that float32 does not have is what is left when the others are banned."""
+    """One that float32 does not have is what is left when the others are masked."""
     given = everywhere("weights", [1.0, 1e-50], [0, 1])
     assert edited_weights(given).equal(torch.tensor([[1.0, 0, 0]] * 2))
-    found = edited_weights(given, everywhere("ban", [], [0]))
+    found = edited_weights(given, everywhere("mask", [], [0]))
     assert found.equal(torch.tensor([[0, 1.0, 0]] * 2))
 
 
 def test_edited_weights_that_are_no_numbers_are_no_trace():
-    """A ban of everything, which no request can ask for."""
+    """A mask of everything, which no request can ask for."""
     worker = worker_of(BLOCK, "single_pass", HERE[0], 16)
     count = sites(spec_of(worker.vllm_config.model_config.hf_config))[10].num_sources
-    nothing = Resolved("ban", [(4, 5)], [], [(10, list(range(count)))])
+    nothing = Resolved("mask", [(4, 5)], [], [(10, list(range(count)))])
     with pytest.raises(recording.TraceError, match="site 10 are not numbers"):
         record(worker, [3] * 9, [], [], [nothing])
 
@@ -203,7 +203,7 @@ def test_edits_are_validated_fast():
     edits = [Edit.model_validate({"mean": True, "tokens": scattered}) for _ in range(8)]
     repeated = Edit.model_validate({"sites": [0] * 400_000, "tokens": [0], "mean": True})
     names = [f"block {at}" for at in range(10**6)]
-    unknown = Edit.model_validate({"sources": names, "tokens": [0], "ban": True})
+    unknown = Edit.model_validate({"sources": names, "tokens": [0], "mask": True})
     begin = time.process_time()
     resolve([*edits, repeated], model, 4096)
     with pytest.raises(SettingError, match="reads block 0"):

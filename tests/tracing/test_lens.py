@@ -46,7 +46,7 @@ def test_the_last_mix_is_what_the_model_predicts():
     """To the rounding of two norms of the same numbers, also under edits."""
     worker = worker_of(BLOCK, "single_pass", "torch", 64)
     (ids,) = fresh_prompts((LENGTH,))
-    for edits in ([], [{"sites": ["final", 4], "sources": ["embedding"], "ban": True}]):
+    for edits in ([], [{"sites": ["final", 4], "sources": ["embedding"], "mask": True}]):
         whole = replayed(worker, ids, edits)
         top, values, following = whole.predicted
         for row, found in enumerate(whole.lens[10, "mix"]):

@@ -181,7 +181,7 @@ def test_sources_of_zeros_are_traced():
     assert not distance <= recording.CLOSE[torch.float32]
 
 
-@pytest.mark.parametrize("edits", [[], [{"sources": ["embedding"], "ban": True}]], ids=len)
+@pytest.mark.parametrize("edits", [[], [{"sources": ["embedding"], "mask": True}]], ids=len)
 def test_nothing_is_left_behind(edits):
     """After a replay, also one that fails: no hook, vLLM's caches as they were, no pass counted."""
     worker = worker_of(BLOCK, "single_pass", HERE[0], 16)

@@ -1,0 +1,120 @@
+"""Edits that hold for every token: of a site, another query and a bias for each source.
+
+An edit acts on the logits of a site's sources.  One that does so at every token alike makes of each
+logit ``factor * logit + bias[source]``: the factor can be multiplied into the site's query and its
+learned bias.
+"""
+
+from collections.abc import Sequence
+from math import log
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from attnres_serve import mistakes
+from attnres_serve.depth.sites import sites
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import SettingError
+from attnres_serve.tracing import edits as of_tokens
+from attnres_serve.tracing.edits import MOST, Edit, Resolved
+
+MASKED = -3.4028234663852886e38  # the least finite float32, ``kernels.interface.MASKED``
+# Of a site's factors together; logits of 100 times it are far from the ends of float32.
+MOST_FACTOR = 1e6
+
+
+class SiteEdit(NamedTuple):
+    """What edits make of a site's logits: ``factor * logit + bias[source]``.
+
+    Attributes:
+        factor: of the logits, the learned bias among them; 0 where edits give the weights.
+        bias: one number for each source, in the order of ``Site.sources``; ``MASKED`` for a source
+            that is not read.
+        gives: whether the bias alone gives the weights: also to a source that the model's own bias
+            masks, which otherwise stays masked.
+    """
+
+    factor: float
+    bias: tuple[float, ...]
+    gives: bool = False
+
+
+def resolve(edits: Sequence[Edit], spec: AttnResSpec) -> dict[int, SiteEdit]:
+    """What edits make of the sites that they change, by the sites' indices.
+
+    Args:
+        edits: in the order in which they are applied.
+        spec: depth attention of the model.
+
+    Raises:
+        SettingError: an edit is impossible, names tokens, scales some of a site's sources, or
+            leaves a site no source; the sentence names it.
+    """
+    for at, edit in enumerate(edits):
+        if edit.tokens is not None:
+            raise SettingError(
+                f"edits[{at}].tokens: an edit of a model holds for every token; leave the tokens "
+                "out, or ask for a trace with this edit."
+            )
+    all_sites = sites(spec)
+    found: dict[int, SiteEdit] = {}
+    for at, edit in enumerate(of_tokens.resolve(edits, all_sites, length=1)):
+        for index, columns in edit.sites:
+            count = all_sites[index].num_sources
+            before = found.get(index, SiteEdit(1.0, (0.0,) * count))
+            if edit.kind == "scale" and len(columns) < count:
+                raise SettingError(
+                    f"edits[{at}] scales {len(columns)} of the {count} sources of site {index} "
+                    f"({all_sites[index].name}), which no query and bias do for every token; leave "
+                    "`sources` out, or ask for a trace with this edit."
+                )
+            after = found[index] = _edited(before, edit, columns)
+            unmasked = (number for number in after.bias if number != MASKED)
+            if abs(after.factor) > MOST_FACTOR or max(map(abs, unmasked)) > 100 * MOST_FACTOR:
+                raise SettingError(
+                    f"edits[{at}] scales the logits of site {index} ({all_sites[index].name}) by "
+                    f"more than {MOST_FACTOR:.0f} together with the edits before it; give smaller "
+                    "factors."
+                )
+    return found
+
+
+def _edited(before: SiteEdit, edit: Resolved, columns: list[int]) -> SiteEdit:
+    if edit.kind == "scale":
+        factor = edit.values[0]
+        scaled = (MASKED if one == MASKED else one * factor for one in before.bias)
+        return SiteEdit(before.factor * factor, tuple(scaled), before.gives)
+    if edit.kind == "mask":
+        masked = (MASKED if at in columns else one for at, one in enumerate(before.bias))
+        return before._replace(bias=tuple(masked))
+    shares = dict(zip(columns, edit.values or [1.0] * len(columns), strict=True))
+    given = (shares.get(at, 0.0) for at in range(len(before.bias)))
+    return SiteEdit(0.0, tuple(log(share) if share else MASKED for share in given), gives=True)
+
+
+def from_json(content: Any, name: str) -> list[Edit]:
+    """The edits of a list of objects, as a trace takes them.
+
+    Args:
+        content: the list.
+        name: what it is called in a sentence.
+
+    Raises:
+        SettingError: it is none, or has too many.
+    """
+    try:
+        edits = _LIST.validate_python(content)
+    except ValidationError as error:
+        found = mistakes.first(error.errors(), content)
+        raise SettingError(f"{name}{found.field}{found.reason}.") from None
+    if len(edits) > MOST:
+        raise SettingError(f"{name} has {len(edits)} edits; expected at most {MOST}.")
+    return edits
+
+
+def to_json(edits: Sequence[Edit]) -> list[dict[str, Any]]:
+    """What ``from_json`` reads, without the fields that are not given."""
+    return [edit.model_dump(exclude_none=True) for edit in edits]
+
+
+_LIST = TypeAdapter(list[Edit])

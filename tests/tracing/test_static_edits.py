@@ -1,0 +1,111 @@
+"""What edits of every token make of a site: a factor of its logits, and a bias for each source."""
+
+from math import log
+
+import pytest
+
+from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.errors import SettingError
+from attnres_serve.tracing import edit_words
+from attnres_serve.tracing.edits import Edit
+from attnres_serve.tracing.static_edits import MASKED, SiteEdit, from_json, resolve, to_json
+
+SPEC = AttnResSpec.uniform(Layout.of(3), 2, 1e-6)
+
+
+def found(*texts: str) -> dict[int, SiteEdit]:
+    return resolve([edit_words.read(text) for text in texts], SPEC)
+
+
+@pytest.mark.parametrize(
+    ("texts", "site", "wanted"),
+    [
+        (['mask sources="block 1"'], 3, SiteEdit(1, (0, MASKED, 0))),
+        (["force sources=embedding"], 3, SiteEdit(0, (0, MASKED, MASKED), True)),
+        (["mean"], 3, SiteEdit(0, (0, 0, 0), True)),
+        (
+            ["weights=0.25,0.75 sources=partial,embedding"],
+            3,
+            (0, (log(0.75), MASKED, log(0.25)), 1),
+        ),
+        (["weights=1,0 sources=partial,embedding"], 1, (0, (MASKED, 0), 1)),
+        (["scale=-2"], 3, SiteEdit(-2, (0, 0, 0))),
+        (["scale=2 sources=embedding,partial sites=1"], 1, SiteEdit(2, (0, 0))),
+        # In order: a mask stays one under a scale, and gives way to what gives all weights.
+        (["mask sources=embedding", "scale=0"], 1, SiteEdit(0, (MASKED, 0))),
+        (["mask sources=embedding", "scale=-3"], 1, SiteEdit(-3, (MASKED, 0))),
+        (["mask sources=embedding", "mean"], 1, SiteEdit(0, (0, 0), True)),
+        (["mean", "mask sources=embedding"], 1, SiteEdit(0, (MASKED, 0), True)),
+        (["weights=0.5,0.5 sites=1", "scale=2"], 1, SiteEdit(0, (2 * log(0.5),) * 2, True)),
+        (["scale=2", "scale=3"], 6, SiteEdit(6, (0,) * 4)),
+    ],
+)
+def test_a_site_under_edits(texts, site, wanted):
+    assert found(*texts)[site] == wanted
+
+
+def test_sites_without_edits_are_left_out():
+    assert found() == {}
+    assert found("mean sites=2,final").keys() == {2, 6}
+    assert found('mask sources="block 1"').keys() == {2, 3, 4, 5, 6}  # where it is
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        (
+            ["mean", "mask sources=embedding tokens=3"],
+            r"edits\[1\].tokens: an edit of a model holds",
+        ),
+        (["scale=2 sources=embedding"], r"edits\[0\] scales 1 of the 2 sources of site 1 "),
+        (["mask sources=embedding sites=0"], r"edits\[0\] leaves site 0 .* no source; leave at"),
+        (["mask sources=partial sites=1", "mask sources=embedding sites=1"], r"edits\[1\] leaves"),
+        (["mean sites=99"], "there is no site 99"),
+        (["mask sources=partial sites=2"], "does not read partial"),
+        (["scale=1000"] * 3, r"edits\[2\] scales the logits of site 0 .* by more than 1000000"),
+        (
+            ["weights=1e-200,1 sites=1"] + ["scale=1000"] * 2,
+            r"edits\[2\] scales the logits of site",
+        ),
+    ],
+)
+def test_what_no_query_and_bias_do_is_refused(texts, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        found(*texts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mask 'sources=block 2,partial' 'sites=mlp 3,2,final'",
+        "weights=0.1,0.9",
+        "scale=-2.5 sites=1 tokens=3:",
+        "mean tokens=0,4",
+    ],
+)
+def test_words_and_objects_say_the_same(text):
+    edit = edit_words.read(text)
+    assert edit_words.read(edit_words.write(edit)) == edit
+    assert from_json(to_json([edit]), "edits") == [edit]
+
+
+def test_the_older_name_is_read_and_the_newer_is_written():
+    edit = Edit.model_validate({"ban": True, "sources": ["partial"]})
+    assert edit == edit_words.read("ban sources=partial") == edit_words.read("mask sources=partial")
+    assert to_json([edit]) == [{"mask": True, "sources": ["partial"]}]
+    assert edit_words.write(edit) == "mask sources=partial"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (3, "x: found 3; expected a list."),
+        ([{"ban": False}], r"x\[0\].ban: found false; expected true."),
+        ([{"ban": True, "mask": True}], r"x\[0\].ban is no field"),
+        ([{"mean": True}] * 65, "x has 65 edits; expected at most 64."),
+    ],
+)
+def test_a_list_that_is_none(content, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        from_json(content, "x")
