@@ -11,6 +11,7 @@ from typing import Any
 
 from attnres_serve import formats
 from attnres_serve.compat import engine_config, host, native, registry, versions
+from attnres_serve.errors import SettingError
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.resolve import with_list_of_architectures
 
@@ -68,6 +69,13 @@ def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
     if (found := next(own, None)) is None:
         return False
     wanted = settings.choice(additional_config, settings.NATIVE_KEY)
+    if settings.edits(additional_config):
+        if wanted == "on":
+            raise SettingError(
+                "attnres_native is 'on', and vLLM's own class has no edits; leave out one of the "
+                "two."
+            )
+        return False
     if not native.is_left_to_vllm(found.NAME, found.NATIVE, wanted):
         return False
     host.logger().info(
@@ -97,6 +105,7 @@ def on_config(vllm_config) -> None:
         host.logger().warning(warning)
     for key in settings.CHOICES:
         settings.choice(vllm_config.additional_config, key)
+    settings.edits(vllm_config.additional_config)
     method = engine_config.speculation_method(vllm_config)
     if method is not None:
         draft.require_method(method)

@@ -3,10 +3,13 @@
 import argparse
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels.backends import BACKENDS
+
+if TYPE_CHECKING:
+    from attnres_serve.tracing.edits import Edit
 
 ALGORITHM_KEY = "attnres_algorithm"
 ALGORITHMS = ("single_pass", "two_phase")
@@ -19,6 +22,8 @@ SHARD_KEY = "attnres_shard_sites"
 SHARD_TOKENS_KEY = "attnres_shard_tokens"
 SHARD_TOKENS = 1024  # by arithmetic (docs/use/scaling.md)
 STREAM_KEY = "attnres_aux_stream"
+EDIT = "attnres_edit"  # the flag
+EDITS_KEY = "attnres_edits"
 PARTIAL, MIXED = STREAMS = ("partial", "mixed")
 CHOICES = {
     ALGORITHM_KEY: (*ALGORITHMS, AUTO),
@@ -28,7 +33,7 @@ CHOICES = {
     SHARD_KEY: ("on", "off", AUTO),
     STREAM_KEY: (*STREAMS, AUTO),
 }
-KEYS = (*CHOICES, SHARD_TOKENS_KEY)
+KEYS = (*CHOICES, SHARD_TOKENS_KEY, EDITS_KEY)
 HELP = {
     ALGORITHM_KEY: "how sites attend to their sources",
     BACKEND_KEY: "what computes the sites",
@@ -36,7 +41,7 @@ HELP = {
     SHARD_KEY: "divide the tokens of sites over the workers of tensor parallelism",
     STREAM_KEY: "what draft heads read of layers: the running sum, or the mix that follows",
 }
-FLAGS = (*HELP, SHARD_TOKENS_KEY, UNTRACED)  # by the names of their values
+FLAGS = (*HELP, SHARD_TOKENS_KEY, UNTRACED, EDIT)  # by the names of their values
 PREFIX = "attnres_"
 
 
@@ -52,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"tokens of the smallest step that they are divided in (default: {SHARD_TOKENS})",
     )
     parser.add_argument(
+        f"--{EDIT.replace('_', '-')}",
+        action="append",
+        metavar="EDIT",
+        help="serve the model under an edit of what its sites read, for example "
+        "'mask sources=\"block 2\"'; may be given several times",
+    )
+    parser.add_argument(
         f"--{UNTRACED.replace('_', '-')}",
         action=argparse.BooleanOptionalAction,
         help="answer no POST /v1/attn_res/trace",
@@ -63,9 +75,18 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         flags: values by their names, None for one that is not given.
+
+    Raises:
+        SettingError: a text is no edit.
     """
     found = {key: value for key in KEYS if (value := flags.get(key)) is not None}
-    return found | ({TRACE_KEY: "off"} if flags.get(UNTRACED) else {})
+    found |= {TRACE_KEY: "off"} if flags.get(UNTRACED) else {}
+    if words := flags.get(EDIT):
+        from attnres_serve.tracing import edit_words, static_edits  # not for every command
+
+        name = f"--{EDIT.replace('_', '-')}"
+        found[EDITS_KEY] = static_edits.to_json([edit_words.read(text, name) for text in words])
+    return found
 
 
 def choice(additional_config: Any, wanted: str) -> str:
@@ -89,6 +110,20 @@ def choice(additional_config: Any, wanted: str) -> str:
     if found not in CHOICES[wanted]:
         raise SettingError(f"{wanted} is {found!r}; expected one of {', '.join(CHOICES[wanted])}.")
     return found
+
+
+def edits(additional_config: Any) -> "list[Edit]":
+    """The edits that a model is served under.
+
+    Raises:
+        SettingError: they are no list of edits.
+    """
+    choice(additional_config, TRACE_KEY)  # that it is an object, of known keys
+    if not (found := (additional_config or {}).get(EDITS_KEY, [])):
+        return []
+    from attnres_serve.tracing import static_edits
+
+    return static_edits.from_json(found, EDITS_KEY)
 
 
 def traces(additional_config: Any) -> bool:

@@ -7,6 +7,7 @@ pipeline stages.
 """
 
 import importlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -16,11 +17,13 @@ from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.check import amount
 from attnres_serve.compat import decoder, engine_config, host, prepare, token_shards
 from attnres_serve.compat.renewal import Update
+from attnres_serve.errors import SettingError
 from attnres_serve.families import BY_ARCHITECTURE, latent
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.model import linear_attention, replacing, streams
 from attnres_serve.model.config import spec_of
 from attnres_serve.model.dry_run import run_dry
+from attnres_serve.model.edited_sites import EditedSites
 from attnres_serve.model.loading import LoadingMixin, parameters_of
 from attnres_serve.model.origin import Origin
 from attnres_serve.model.sharded_site import Division, leave_sums
@@ -28,9 +31,12 @@ from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.model.stage import install_sites, rows_received
 from attnres_serve.settings import MIXED
 from attnres_serve.start import events
+from attnres_serve.tracing import edit_words, static_edits
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+DRAFTS = "draft_model"  # what vLLM puts before the names of a model that drafts
 
 
 class AttnResMixin(LoadingMixin):
@@ -66,9 +72,16 @@ class AttnResMixin(LoadingMixin):
         if not vllm_config.model_config.enforce_eager:
             engine_config.tell_origin(vllm_config)
         tokens = self.attn_res_chunk = vllm_config.scheduler_config.max_num_batched_tokens
-        spec = spec_of(config)
-        if spec is None:
+        spec = stored = spec_of(config)
+        # A model that drafts is another one, with other sites.
+        edits = [] if prefix == DRAFTS else settings.edits(vllm_config.additional_config)
+        if edits:
+            _require_weights(vllm_config.load_config.load_format)
+        resolved = static_edits.resolve(edits, spec) if edits else None
+        if spec is None or stored is None:
             return
+        if edits and not spec.has_biases:  # sites with such a bias have one for each source
+            spec = replace(spec, recency_bias=True)
         self.attn_res_backend, backend = backend_choice.choose(vllm_config)
         given = spec.num_blocks, spec.num_sublayers, self.attn_res_backend
         algorithm = self.attn_res_algorithm = backend_choice.choose_algorithm(vllm_config, *given)
@@ -88,7 +101,9 @@ class AttnResMixin(LoadingMixin):
             sharded = f", sites sharded from {least} tokens on: a bank of {own} instead of {whole}"
         elif (asked := settings.shard_tokens(vllm_config.additional_config)) is not None:
             sharded = f", no sites sharded: no step has {asked} tokens"
-        self.attn_res_parameters = parameters_of(self.attn_res_sites, spec, decoder.name_in(self))
+        self.attn_res_parameters = parameters_of(self.attn_res_sites, stored, decoder.name_in(self))
+        if resolved is not None:
+            self.attn_res_edited = EditedSites(self.attn_res_sites, resolved)
         self.make_empty_intermediate_tensors = model.make_empty_intermediate_tensors = (
             decoder.empty_intermediate_tensors(
                 rows_received(spec, min(self.attn_res_sites)), config.hidden_size
@@ -106,7 +121,7 @@ class AttnResMixin(LoadingMixin):
         )
         host.logger().info(
             "%s AttnRes checkpoint on %s: %d blocks over %d sublayers%s, algorithm %s, backend "
-            "%s%s",
+            "%s%s%s",
             config.attn_res_format,
             type(self).__name__,
             spec.num_blocks,
@@ -115,6 +130,7 @@ class AttnResMixin(LoadingMixin):
             algorithm,
             self.attn_res_backend,
             sharded,
+            f", edited: {'; '.join(map(edit_words.write, edits))}" if edits else "",
         )
 
     def attn_res_begin(
@@ -152,6 +168,15 @@ class AttnResMixin(LoadingMixin):
             name: dict(zip(("eager", "compiled"), row, strict=True))
             for name, row in zip(settings.ALGORITHMS, counts.tolist(), strict=True)
         }
+
+
+def _require_weights(load_format: str) -> None:
+    """Raise SettingError where no weights are loaded that edits could be written into."""
+    if load_format == "dummy":
+        raise SettingError(
+            "edits are written into the weights of a checkpoint, and with the load format dummy "
+            "none is read; leave out one of the two."
+        )
 
 
 def _set_all_eps(model: nn.Module, eps: float) -> None:

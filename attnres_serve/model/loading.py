@@ -32,6 +32,7 @@ from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.format import Format
 from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.model.config import OWN_FIELDS, build, spec_of
+from attnres_serve.model.edited_sites import EditedSites
 from attnres_serve.model.origin import Origin
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.start import events
@@ -55,6 +56,7 @@ class LoadingMixin(_Base):
         attn_res_takes_house_names: whether what is loaded may have house names in any format.
         attn_res_head: house names of the tensors of the checkpoint that predict further tokens.
         attn_res_origin: where the rest of a partial update is read.
+        attn_res_edited: what writes edits into the sites; None for a model that has none.
     """
 
     attn_res_format: Format
@@ -66,6 +68,7 @@ class LoadingMixin(_Base):
     attn_res_takes_house_names = False
     attn_res_head: frozenset[str] = frozenset()
     attn_res_origin: Origin
+    attn_res_edited: EditedSites | None = None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Load a whole checkpoint of any served format.
@@ -82,6 +85,7 @@ class LoadingMixin(_Base):
             )
         index = self.attn_res_index(self.attn_res_takes_house_names)
         loaded: set[str] = super().load_weights(self._by_module(weights, index))
+        loaded |= self._write_edits()
         # No part is left at what memory held, even if no folder could be validated before.
         index.close(self.attn_res_is_here)
         if index.base.quantisation:
@@ -125,6 +129,14 @@ class LoadingMixin(_Base):
             yield
         finally:
             self.attn_res_loaded, self.attn_res_takes_house_names = True, False
+
+    def _write_edits(self) -> set[str]:
+        """Write edits into the sites; the names of the biases, which no checkpoint need fill."""
+        if self.attn_res_edited is None:
+            return set()
+        self.attn_res_edited.keep()
+        biases = {id(module.bias) for module in self.modules() if isinstance(module, SiteNorm)}
+        return {name for name, found in self.named_parameters() if id(found) in biases}
 
     def _by_module(
         self, weights: Iterable[tuple[str, Tensor]], index: TensorIndex

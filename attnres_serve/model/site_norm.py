@@ -70,6 +70,7 @@ class SiteNorm(RMSNorm):
             set_weight_attrs(self.key_norm, {"dummy_weight_value": 1.0})
             if spec.has_biases:
                 self.bias = _parameter(self.site.num_sources)
+                self.bias.data.zero_()  # edits may be all that fills it
         self.executed: Tensor | None
         self.register_buffer("executed", None, persistent=False)
         self.mixed: Tensor | None

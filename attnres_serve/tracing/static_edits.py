@@ -15,10 +15,10 @@ from attnres_serve import mistakes
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
+from attnres_serve.kernels.interface import MASKED
 from attnres_serve.tracing import edits as of_tokens
 from attnres_serve.tracing.edits import MOST, Edit, Resolved
 
-MASKED = -3.4028234663852886e38  # the least finite float32, ``kernels.interface.MASKED``
 # Of a site's factors together; logits of 100 times it are far from the ends of float32.
 MOST_FACTOR = 1e6
 
@@ -39,17 +39,19 @@ class SiteEdit(NamedTuple):
     gives: bool = False
 
 
-def resolve(edits: Sequence[Edit], spec: AttnResSpec) -> dict[int, SiteEdit]:
+def resolve(edits: Sequence[Edit], spec: AttnResSpec | None) -> dict[int, SiteEdit]:
     """What edits make of the sites that they change, by the sites' indices.
 
     Args:
         edits: in the order in which they are applied.
-        spec: depth attention of the model.
+        spec: depth attention of the model; None for standard residuals.
 
     Raises:
-        SettingError: an edit is impossible, names tokens, scales some of a site's sources, or
-            leaves a site no source; the sentence names it.
+        SettingError: the model has no depth attention, or an edit is impossible, names tokens,
+            scales some of a site's sources, or leaves a site no source; the sentence names it.
     """
+    if spec is None:
+        raise SettingError("the model has standard residuals, so there is nothing to edit.")
     for at, edit in enumerate(edits):
         if edit.tokens is not None:
             raise SettingError(
@@ -58,17 +60,17 @@ def resolve(edits: Sequence[Edit], spec: AttnResSpec) -> dict[int, SiteEdit]:
             )
     all_sites = sites(spec)
     found: dict[int, SiteEdit] = {}
-    for at, edit in enumerate(of_tokens.resolve(edits, all_sites, length=1)):
-        for index, columns in edit.sites:
+    for at, one in enumerate(of_tokens.resolve(edits, all_sites, length=1)):
+        for index, columns in one.sites:
             count = all_sites[index].num_sources
             before = found.get(index, SiteEdit(1.0, (0.0,) * count))
-            if edit.kind == "scale" and len(columns) < count:
+            if one.kind == "scale" and len(columns) < count:
                 raise SettingError(
                     f"edits[{at}] scales {len(columns)} of the {count} sources of site {index} "
                     f"({all_sites[index].name}), which no query and bias do for every token; leave "
                     "`sources` out, or ask for a trace with this edit."
                 )
-            after = found[index] = _edited(before, edit, columns)
+            after = found[index] = _edited(before, one, columns)
             unmasked = (number for number in after.bias if number != MASKED)
             if abs(after.factor) > MOST_FACTOR or max(map(abs, unmasked)) > 100 * MOST_FACTOR:
                 raise SettingError(

@@ -121,7 +121,7 @@ def greedy(model: Model, prompt: Sequence[int], edits: Sequence[Edit], n: int) -
 def some(model: Model, length: int) -> list[Edit]:
     """Edits of many sites, whose tokens are in several chunks.
 
-    The embedding is banned from every second site, and some tokens read all sources evenly at every
+    The embedding is masked at every second site, and some tokens read all sources evenly at every
     fourth.
     """
     sites = [site for site in mixing_sites(model) if len(sources_at(model, site)) > 1]
@@ -165,6 +165,23 @@ def drawn(model: Model, length: int) -> list[Edit]:
     return edits
 
 
+def static(model: Model, length: int) -> list[Edit]:
+    """Drawn edits that hold for every token, after each of which every site has a source."""
+    names = {name for site in mixing_sites(model) for name in sources_at(model, site)}
+    while True:
+        edits = [edit | {"tokens": list(range(length))} for edit in drawn(model, length)]
+        edits = [edit | {"sources": [*names]} if "scale" in edit else edit for edit in edits]
+        each = (evaluate(model, [3] * length, edits[:end])[0] for end in range(1, len(edits) + 1))
+        if all(weights.isfinite().all() for every in each for weights in every):
+            return edits
+
+
+def of_a_model(edit: Edit) -> Edit:
+    """An edit of `static` as a model takes it."""
+    left_out = {"tokens"} | ({"sources"} if "scale" in edit else set())
+    return {key: value for key, value in edit.items() if key not in left_out}
+
+
 def possible(model: Model, length: int) -> list[Edit]:
     """Drawn edits that leave every site a source at every token."""
     while True:
@@ -175,7 +192,7 @@ def possible(model: Model, length: int) -> list[Edit]:
 
 
 def by_numbers(model: Model, edit: Edit) -> list[Any]:
-    """A ban or a mean of neighbouring tokens, in the form in which workers take it."""
+    """A mask or a mean of neighbouring tokens, in the form in which workers take it."""
     own = {site: sources_at(model, site) for site in edit["sites"]}
     columns = [[site, [own[site].index(name) for name in edit["sources"]]] for site in own]
     first, *_, last = edit["tokens"]
