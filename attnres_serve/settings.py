@@ -9,6 +9,7 @@ from attnres_serve.errors import SettingError
 from attnres_serve.kernels.backends import BACKENDS
 
 if TYPE_CHECKING:
+    from attnres_serve.depth.spec import AttnResSpec
     from attnres_serve.tracing.edits import Edit
 
 ALGORITHM_KEY = "attnres_algorithm"
@@ -124,6 +125,14 @@ def edits(additional_config: Any) -> "list[Edit]":
     from attnres_serve.tracing import static_edits
 
     return static_edits.from_json(found, EDITS_KEY)
+
+
+def require_edits(additional_config: Any, spec: "AttnResSpec | None") -> None:
+    """Raise SettingError where a model cannot be served under the edits that are asked for."""
+    if asked := edits(additional_config):
+        from attnres_serve.tracing import static_edits
+
+        static_edits.resolve(asked, spec)
 
 
 def traces(additional_config: Any) -> bool:

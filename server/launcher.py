@@ -215,10 +215,7 @@ def check_checkpoint(
     if formats.own_layer_names(parsed.format) is None:  # others take no adapters
         needed = found.index.base.needed if found.index else {}
         modules.check(arguments, needed, found.has_table)
-    if edits := settings.edits(settings.given(arguments.given)):
-        from attnres_serve.tracing import static_edits  # imports pydantic
-
-        static_edits.resolve(edits, parsed.spec)
+    settings.require_edits(settings.given(arguments.given), parsed.spec)
     kept = cache.of(name, parsed, arguments)
     events.tell("model", facts=facts.of_checkpoint(name, parsed, kept))
     asked = arguments.dtype

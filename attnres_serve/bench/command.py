@@ -148,6 +148,7 @@ def _in_engines(
     backend_choice.require(chosen.get(settings.BACKEND_KEY))
     found = checked.check_model(str(folder), has_weights=asked.load_format != "dummy")
     parsed = found.translated(checkpoint)
+    settings.require_edits(chosen, parsed.spec)
     needs.check_heads(checkpoint, parsed)
     needs.check_context(checkpoint, parsed, asked)
     draft.check_draft(checkpoint, found, asked)

@@ -20,6 +20,7 @@ from attnres_serve.depth import blocks
 from attnres_serve.depth.sites import sites
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
+from attnres_serve.formats import house
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -115,6 +116,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "notes": blocks.notes(spec) if spec else [],
         "final_mix": spec.final_mix if spec else None,
         **{name: getattr(spec, name) if spec else None for name in OPTIONS},
+        "edits": _edits(parsed.format, checkpoint.config),
         "sites": len(all_sites),
         "sources": rows,
         "parameters": None if quantised else elements + attnres,
@@ -137,6 +139,15 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "kv_cache_bytes_per_token": family.cache_elements(config) * BYTES[dtype],
         "state_bytes_per_sequence": family.state_bytes(config, BYTES[dtype]),
     }
+
+
+def _edits(format_name: str, config: dict[str, Any]) -> list[str]:
+    """The edits that were written into a checkpoint, in words."""
+    if format_name != house.NAME or not (found := house.edits(config)):
+        return []
+    from attnres_serve.tracing import edit_words  # imports pydantic
+
+    return [edit_words.write(edit) for edit in found]
 
 
 def _class(format_name: str) -> dict[str, str]:
@@ -254,7 +265,11 @@ def render(facts: Mapping[str, Any]) -> str:
         del lines["variant"]
     if "tokenizer" not in facts:  # only those of the tensors
         del lines["tokenizer"], lines["chat template"]
-    rows = [*lines.items(), *(("note", note) for note in facts["notes"])]
+    rows = [
+        *lines.items(),
+        *(("edited", one) for one in facts["edits"]),
+        *(("note", note) for note in facts["notes"]),
+    ]
     return "\n".join(f"{name:14}{value}" for name, value in rows)
 
 

@@ -1,8 +1,15 @@
 """What a site has learned, with edits that hold for every token written into it."""
 
+from collections.abc import Mapping
+from functools import partial
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from attnres_serve.checkpoints.names import tensor_name
+from attnres_serve.depth.sites import sites
+from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels.interface import MASKED
 from attnres_serve.tracing.static_edits import SiteEdit
@@ -37,3 +44,31 @@ def edited(edit: SiteEdit, query: Tensor, bias: Tensor | None, name: str) -> tup
             "least one."
         )
     return query, found
+
+
+def edited_tensors(
+    spec: AttnResSpec, learned: Mapping[str, Tensor], edits: Mapping[int, SiteEdit]
+) -> dict[str, Tensor]:
+    """The tensors of a model in which every site has its own, and a bias for each source.
+
+    Args:
+        spec: of the model as it was.
+        learned: its tensors of sites, by house names.
+        edits: by the indices of the sites.
+
+    Raises:
+        SettingError: as ``edited``.
+    """
+    found = {}
+    for site in sites(spec):
+        if site.mixes:
+            of_site = partial(tensor_name, site.tensors, layout=spec.layout)
+            query, count = learned[of_site("proj")].reshape(1, -1), site.num_sources
+            bias = learned.get(of_site("bias"))
+            if bias is not None:  # a recency bias is the last one of several
+                bias = pad(bias.float().reshape(-1), (count - bias.numel(), 0))
+            edit = edits.get(site.index, SiteEdit(1.0, (0.0,) * count))
+            parts = dict(zip(("proj", "bias"), edited(edit, query, bias, site.name), strict=True))
+            for part, tensor in (parts | {"norm": learned[of_site("norm")]}).items():
+                found[tensor_name(site.index, part, spec.layout)] = tensor
+    return found

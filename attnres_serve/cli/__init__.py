@@ -104,6 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
             "convert published house --to house --dry-run",
             "convert plain-llama attnres --add-zero-queries --block-size 4",
             "convert trained attnres --block-size 4",
+            "convert trained ablated --edit 'mask sources=\"block 2\"'",
             "convert own attnres --rename 'blocks.*.att.wq=model.layers.*.self_attn.q_proj'",
         ),
     )
@@ -131,6 +132,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="give tensors that are called OLD the name NEW before anything else. Both are whole "
         "names or their beginnings up to a dot. A * stands for the same text without a dot in "
         "both. Repeat it for more; each rename reads what the ones before it left",
+    )
+    convert.add_argument(
+        "--edit",
+        action="append",
+        default=[],
+        metavar="EDIT",
+        help="write an edit of what sites read into the weights, for example "
+        "'mask sources=\"block 2\"'; may be given several times, and writes the house format",
     )
     convert.add_argument("--dry-run", action="store_true", help="only say what would be written")
     verify.add_arguments(
@@ -352,4 +361,6 @@ def _convert(own: argparse.Namespace) -> None:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it leaves nothing behind
     added, stated = (own.block_size, None) if own.add_zero_queries else (None, own.block_size)
-    convert(own.source, own.target, own.to == "house", added, own.dry_run, stated, own.rename)
+    convert(
+        own.source, own.target, own.to == "house", added, own.dry_run, stated, own.rename, own.edit
+    )

@@ -12,6 +12,7 @@ from typing import Any
 from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import CheckpointError
 
+EDITS = "edits"  # key of those that the weights of a checkpoint have the effect of
 SHARED_QUERIES = ("layer", "block")
 
 
@@ -152,7 +153,7 @@ class AttnResSpec:
             raise CheckpointError(
                 f"attn_res is {attn_res!r}; expected an object such as {{'block_size': 4}}."
             )
-        unknown = sorted(set(attn_res) - {"block_size", *HOUSE_KEYS})
+        unknown = sorted(set(attn_res) - {"block_size", EDITS, *HOUSE_KEYS})
         if unknown:
             raise CheckpointError(
                 f"attn_res has the unknown key {unknown[0]!r}; the known ones are block_size, "
@@ -164,6 +165,7 @@ class AttnResSpec:
                 f"found {sorted(attn_res)}."
             )
         options = {"key_norm_eps": rms_norm_eps, **attn_res}
+        options.pop(EDITS, None)
         if "block_size" in attn_res:
             return cls.uniform(layout, **options)
         starts = options.pop("block_starts")

@@ -4,21 +4,25 @@
      "attn_res": {"block_size": 4}, ...}
 
 ``block_size`` counts sublayers (1 is Full AttnRes); ``block_starts`` lists the first sublayer of
-every block instead.  The other keys of ``attn_res`` are the fields of ``AttnResSpec``.  Where
+every block instead.  ``edits`` lists what `convert --edit` wrote into the
+weights.  The other keys of ``attn_res`` are the fields of ``AttnResSpec``.  Where
 Qwen3's per-head norms have an epsilon of their own, ``qk_norm_eps`` states it.  Every model that is
 served, of any family, can be written in this format.
 """
 
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from attnres_serve.depth.spec import AttnResSpec, is_number
-from attnres_serve.errors import CheckpointError
+from attnres_serve.depth.spec import EDITS, AttnResSpec, is_number
+from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import PREFIX
 from attnres_serve.formats.base_config import base_config
 from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
+
+if TYPE_CHECKING:
+    from attnres_serve.tracing.edits import Edit
 
 NAME = "house"
 KEY = "attn_res"
@@ -66,7 +70,24 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
     spec = None
     if config[KEY] is not None:
         spec = AttnResSpec.from_house(config[KEY], family.layout(config), family.epsilon(config))
+        edits(config)
     return ParsedConfig(NAME, base, translated, spec, qk_norm_eps)
+
+
+def edits(config: dict[str, Any]) -> list["Edit"]:
+    """The edits that were written into a checkpoint, which its config.json lists.
+
+    Raises:
+        CheckpointError: they are no edits.
+    """
+    if EDITS not in (config.get(KEY) or {}):
+        return []
+    from attnres_serve.tracing import static_edits  # imports pydantic
+
+    try:
+        return static_edits.from_json(config[KEY][EDITS], f"{KEY}.{EDITS}")
+    except SettingError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def rename(name: str) -> str:

@@ -3,17 +3,22 @@
 import argparse
 import json
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from attnres_serve import output, settings
 from attnres_serve.checkpoints import needs, tokenizer
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.finite import check_folder_is_finite
+from attnres_serve.depth.sites import sites
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.verify import compare, evidence, passages, readings, texts
+
+if TYPE_CHECKING:
+    from attnres_serve.verify.oracle.edits import Edit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHECKPOINT",
         help="compare with this checkpoint, for example the one it was converted from (default: "
         "itself)",
+    )
+    parser.add_argument(
+        "--edit",
+        action="append",
+        default=[],
+        metavar="EDIT",
+        help="compare with the float64 model under an edit of what its sites read, as CHECKPOINT "
+        "was converted or is served by --attnres-edit; may be given several times",
     )
     parser.add_argument("--text", metavar="FILE", help="text to run over (default: one of ours)")
     parser.add_argument(
@@ -74,12 +87,15 @@ def run(own: argparse.Namespace) -> int:
         _require_same_sizes(folder, served, reference, wanted)
     for checkpoint in dict.fromkeys((folder, reference)):
         check_folder_is_finite(checkpoint)
+    settings.require_edits(settings.given(vars(own)), served.spec)
+    edits = _edits(settings.given({settings.EDIT: own.edit}), wanted)
     limits = passages.limits(served, wanted)
     tokens = passages.tokens(served, limits, own.tokens, str(folder))
     prompts = passages.passages(folder, own.text, tokens, own.passages)
     output.say("load the model in float64")
     model = compare.reference(reference)
-    report = compare.verify(folder, model, prompts, settings.given(vars(own)))
+    edited = model.with_spec(replace(model.spec, edits=edits)) if edits else model
+    report = compare.verify(folder, edited, prompts, settings.given(vars(own)))
     unreached = passages.unreached(limits, tokens)
     found = None if wanted.spec is None else _evidence(reference, folder, model, own)
     if own.json:
@@ -88,6 +104,19 @@ def run(own: argparse.Namespace) -> int:
     else:
         print(table(report, unreached, found), file=output.out())
     return 0 if report.holds else 1
+
+
+def _edits(asked: dict[str, Any], wanted: ParsedConfig) -> dict[int, list["Edit"]]:
+    """The edits of the float64 model, by sites."""
+    settings.require_edits(asked, wanted.spec)
+    from attnres_serve.tracing.edits import resolve  # imports pydantic
+    from attnres_serve.verify.oracle.edits import Edit
+
+    found: dict[int, list[Edit]] = {}
+    for one in resolve(settings.edits(asked), sites(wanted.spec), 1) if wanted.spec else ():
+        for site, sources in one.sites:
+            found.setdefault(site, []).append(Edit(one.kind, sources, one.values))
+    return found
 
 
 def _evidence(

@@ -25,6 +25,8 @@ from attnres_serve.verify import evidence
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnres_serve.verify import oracle
+
 
 # A part in float32 against float64: sums of some thousand products lose about 1e-6.
 PART_BOUND = 1e-4
@@ -138,6 +140,8 @@ class Reference(evidence.Model, Protocol):
     """A model in float64: see ``oracle.Model`` and ``rewritten.Rewritten``."""
 
     weights: "dict[str, Tensor]"
+
+    def with_spec(self, spec: "oracle.Spec") -> "Reference": ...
 
     def normed(self, site: int, x: "Tensor", y: Sequence["Tensor"]) -> "Tensor": ...
 

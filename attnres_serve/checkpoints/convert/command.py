@@ -22,6 +22,7 @@ from attnres_serve.checkpoints.files import INDEX
 from attnres_serve.checkpoints.renaming.rename import Rename
 from attnres_serve.checkpoints.write import write_shards
 from attnres_serve.errors import SettingError
+from attnres_serve.tracing import edit_words
 
 
 def convert(
@@ -32,6 +33,7 @@ def convert(
     dry_run: bool = False,
     block_size: int | None = None,
     renames: Sequence[str] = (),
+    edits: Sequence[str] = (),
 ) -> None:
     """Write a checkpoint that computes what ``source`` computes, and say what was written.
 
@@ -45,10 +47,11 @@ def convert(
         block_size: state blocks of so many sublayers in the config.json of a plain model, whose
             tensors have queries.
         renames: other names for tensors of the source, each ``OLD=NEW``.
+        edits: of what sites read, as ``edit_words.read`` takes them; they are written into it.
 
     Raises:
         CheckpointError: the source cannot be converted exactly.
-        SettingError: the target cannot be written, or a rename is none.
+        SettingError: the target cannot be written, or a rename or an edit is none.
     """
     folder = Path(target).expanduser()
     _require_place(folder)
@@ -56,7 +59,8 @@ def convert(
     size = zero_queries_block_size if adds_queries else block_size
     found = tuple(map(Rename.read, renames))
     opened = open_source(Asked(source, target, to_house, adds_queries, size, found))
-    plan = make_plan(opened, to_house, zero_queries_block_size)
+    each = [edit_words.read(text) for text in edits]
+    plan = make_plan(opened, to_house, zero_queries_block_size, each)
     room = shutil.disk_usage(folder.parent).free
     if plan.size > room:
         raise SettingError(

@@ -4,7 +4,7 @@ The plan is checked as the checkpoint that it will be, by the same rules as for 
 byte is written.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,21 @@ from torch import Tensor
 from attnres_serve.checkpoints import read as weights
 from attnres_serve.checkpoints.checked import Checkpoint, check_content
 from attnres_serve.checkpoints.convert.source import Source, Stream
+from attnres_serve.checkpoints.edited import edited_tensors
 from attnres_serve.checkpoints.files import INDEX, PICKLES, Header
 from attnres_serve.checkpoints.names import lacks_first_site, site_of, tensor_name
 from attnres_serve.checkpoints.write import shards
 from attnres_serve.depth.sites import sites
-from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.depth.spec import EDITS, AttnResSpec
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import EMBEDDINGS
 from attnres_serve.formats import house
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.resolve import resolve
+from attnres_serve.tracing import static_edits
+from attnres_serve.tracing.edits import Edit
+from attnres_serve.tracing.static_edits import SiteEdit
 
 # Taken over as they are.
 KEPT = (
@@ -52,6 +56,7 @@ class Plan:
         source: what it is made from.
         keeps_format: whether names and config.json stay as the source has them.
         added: tensors that the source has not, by their house names.
+        edits: what is written into the sites, by their indices; None for no edits.
         result: the checkpoint that it will be.
         shards: the tensors of every file of weights, by the file's name.
         kept: files of the source that are taken over as they are.
@@ -61,6 +66,7 @@ class Plan:
     source: Source
     keeps_format: bool
     added: dict[str, Tensor]
+    edits: dict[int, SiteEdit] | None
     result: Checkpoint
     shards: dict[str, dict[str, Header]]
     kept: list[Path]
@@ -74,42 +80,50 @@ class Plan:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor in the order of ``shards``."""
-        stream = _rewritten(self.source, self.source.tensors(), self.keeps_format, self.added)
+        known = self.keeps_format, self.added, self.edits
+        stream = _rewritten(self.source, self.source.tensors(), *known)
         return ((name, tensor) for _, name, tensor in stream)
 
 
-def make_plan(source: Source, to_house: bool, block_size: int | None) -> Plan:
+def make_plan(
+    source: Source, to_house: bool, block_size: int | None, edits: Sequence[Edit] = ()
+) -> Plan:
     """Plan a conversion and check what will come of it.
 
     Args:
         source: what to convert.
         to_house: whether into the house format; otherwise pickles become safetensors.
         block_size: sublayers per block of the queries to add; None adds none.
+        edits: of what sites read, at every token; with some the house format is written.
 
     Raises:
         CheckpointError: nothing would change, or the result could not be served exactly.
+        SettingError: an edit is impossible.
     """
     added: dict[str, Tensor] = {}
     if block_size is not None:
         source, added = _with_zero_queries(source, block_size)
-    elif to_house and source.parsed.spec and lacks_first_site(source.format):
+    elif (to_house or edits) and source.parsed.spec and lacks_first_site(source.format):
         added = _zero_queries(source, [0])
-    keeps_format = block_size is None and (not to_house or source.parsed.format == house.NAME)
+    resolved = static_edits.resolve(edits, source.parsed.spec) if edits else None
+    keeps_format = (
+        not edits and block_size is None and (not to_house or source.parsed.format == house.NAME)
+    )
     if keeps_format and not (source.has_pickles or source.names or source.has_new_config):
         mend = "" if source.parsed.format == house.NAME else "; did you mean `--to house`?"
         raise CheckpointError(
             f"{source.folder} is in safetensors already, in the {source.parsed.format} format"
             f"{mend or '.'}"
         )
-    config = source.config if keeps_format else house_config(source.parsed)
+    config = source.config if keeps_format else _house_config(source, edits)
     if not keeps_format:
         _refuse_renamed_quantisation(source)
     source.check_tied_head()
-    stream = _rewritten(source, source.without_values(), keeps_format, added)
+    stream = _rewritten(source, source.without_values(), keeps_format, added, resolved)
     headers = {name: weights.header(name, tensor, path) for path, name, tensor in stream}
     result = check_content(config, lambda: headers)
     kept, left = _other_files(source)
-    return Plan(source, keeps_format, added, result, shards(headers), kept, left)
+    return Plan(source, keeps_format, added, resolved, result, shards(headers), kept, left)
 
 
 def _with_zero_queries(source: Source, block_size: int) -> tuple[Source, dict[str, Tensor]]:
@@ -138,6 +152,19 @@ def _zero_queries(source: Source, places: list[int]) -> dict[str, Tensor]:
         added[tensor_name(place, "proj", layout)] = torch.zeros((1, hidden), dtype=dtype)
         added[tensor_name(place, "norm", layout)] = torch.ones(hidden, dtype=dtype)
     return added
+
+
+def _house_config(source: Source, edits: Sequence[Edit]) -> dict[str, Any]:
+    """The config.json to write, which lists edits after those that the source has."""
+    parsed = source.parsed
+    if edits and parsed.spec is not None:
+        biased = replace(parsed.spec, source_bias=True, recency_bias=False, shared_queries=None)
+        parsed = replace(parsed, spec=biased)
+    config = house_config(parsed)
+    before = house.edits(source.config) if source.parsed.format == house.NAME else []
+    if listed := static_edits.to_json([*before, *edits]):
+        config[house.KEY][EDITS] = listed
+    return config
 
 
 def house_config(parsed: ParsedConfig) -> dict[str, Any]:
@@ -197,16 +224,27 @@ def _rewritten(
     tensors: Iterable[tuple[Path, str, Tensor]],
     keeps_format: bool,
     added: dict[str, Tensor],
+    edits: Mapping[int, SiteEdit] | None,
 ) -> Stream:
-    """The source's tensors under the names they will have, and behind them those that are added."""
+    """The source's tensors under the names they will have, and behind them those that are added.
+
+    Under edits those of sites come last too, and each site has its own.
+    """
     layout = source.parsed.layout
+    learned: dict[str, Tensor] = {}
     if keeps_format:
         yield from (found for found in tensors if not source.is_tied_head(found[1]))
     else:
         for path, name, tensor in source.in_house_names(tensors):
             site = site_of(name, layout)
             is_query = site is not None and site[1] == "proj"
+            if site is not None and edits is not None:
+                learned[name] = tensor
+                continue
             yield path, name, tensor.reshape(1, -1) if is_query else tensor
+    if edits is not None:
+        assert source.parsed.spec is not None
+        added = edited_tensors(source.parsed.spec, learned | added, edits)
     for name, tensor in added.items():
         yield source.files[-1], name, tensor
 

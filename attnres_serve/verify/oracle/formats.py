@@ -168,7 +168,7 @@ def add_depth(spec: Spec, options: Config) -> None:
     """Let a model without blocks mix as the dictionary `attn_res` of the house format says."""
     flags = ("final_mix", "cumulative", "recency_bias", "source_bias")
     free = (*flags, "logit_scale", "shared_queries")
-    unknown = set(options) - {"block_size", "block_starts", "key_norm_eps", *free}
+    unknown = set(options) - {"block_size", "block_starts", "key_norm_eps", "edits", *free}
     if unknown or ("block_size" in options) == ("block_starts" in options):
         raise ValueError(f"bad attn_res options {options}")
     if "block_size" in options:

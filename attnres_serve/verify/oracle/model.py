@@ -26,6 +26,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from attnres_serve.verify.oracle.edits import edited
 from attnres_serve.verify.oracle.norm import rms_norm
 from attnres_serve.verify.oracle.spec import Place, Spec, site_role, source_spans
 from attnres_serve.verify.oracle.sublayers import Weights
@@ -107,6 +108,8 @@ class Model:
             scores[:, -1] += self.weight(f"{role}_recency", layer).item()
         if self.spec.source_bias:
             scores = scores + self.weight(f"{role}_recency", layer)
+        if edits := self.spec.edits.get(site):
+            scores = edited(scores, edits)
         return scores.softmax(-1)
 
     def sources(self, site: int, x: Tensor, y: Sequence[Tensor]) -> Tensor:

@@ -1,10 +1,11 @@
 """What a checkpoint computes, free of any format's spelling."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from attnres_serve.verify.oracle.edits import Edit
 from attnres_serve.verify.oracle.sublayers.sublayer import Sublayer
 
 
@@ -32,6 +33,7 @@ class Spec:
         shared_queries: "layer" or "block": the sites of one have one query.
         embedding_scale: what embeddings are multiplied by.
         unread: tensors that the checkpoint may hold and that nothing reads.
+        edits: by sites.
     """
 
     names: dict[str, str]
@@ -52,6 +54,7 @@ class Spec:
     shared_queries: str | None = None
     embedding_scale: float = 1.0
     unread: tuple[str, ...] = ()
+    edits: Mapping[int, Sequence[Edit]] = field(default_factory=dict)
 
     @property
     def layers(self) -> int:
