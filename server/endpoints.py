@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
+from attnres_serve import settings
 from attnres_serve.compat import (
     engine_config,
     host,
@@ -26,6 +27,7 @@ from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.head import Head
 from attnres_serve.server.routes import info, models, page, trace, weights
 from attnres_serve.server.weight_versions import WeightVersions
+from attnres_serve.tracing import edit_words
 
 
 class EndpointPlugin:
@@ -66,6 +68,8 @@ class EndpointPlugin:
         if spec is not None:
             rows = max(site.num_sources for site in sites(spec))
             config = engine_client.vllm_config
+            for edit in settings.edits(config.additional_config):
+                metrics.edits.labels(edit_words.write(edit)).set(1)
             metrics.bank.set(rows * engine_config.bytes_of_a_row(config, token_shards.most(config)))
             if engine_config.is_first_api_server(engine_client.vllm_config):
                 state.attn_res_counting = asyncio.create_task(info.keep_counting(engine_client))

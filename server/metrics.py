@@ -27,7 +27,14 @@ weights = Gauge(
     multiprocess_mode="max",
 )
 
-SERVED = (traces, passes, bank, weights)
+edits = Gauge(
+    "attnres_edits",
+    "Edits that the model is served under, each in words",
+    ["edit"],
+    multiprocess_mode="max",
+)
+
+SERVED = (traces, passes, bank, weights, edits)
 
 for _outcome in OUTCOMES:  # so that the first one is an increase
     traces.labels(_outcome)

@@ -88,7 +88,7 @@ def run(own: argparse.Namespace) -> int:
     for checkpoint in dict.fromkeys((folder, reference)):
         check_folder_is_finite(checkpoint)
     settings.require_edits(settings.given(vars(own)), served.spec)
-    edits = _edits(settings.given({settings.EDIT: own.edit}), wanted)
+    edits = edits_by_site(settings.given({settings.EDIT: own.edit}), wanted)
     limits = passages.limits(served, wanted)
     tokens = passages.tokens(served, limits, own.tokens, str(folder))
     prompts = passages.passages(folder, own.text, tokens, own.passages)
@@ -106,7 +106,7 @@ def run(own: argparse.Namespace) -> int:
     return 0 if report.holds else 1
 
 
-def _edits(asked: dict[str, Any], wanted: ParsedConfig) -> dict[int, list["Edit"]]:
+def edits_by_site(asked: dict[str, Any], wanted: ParsedConfig) -> dict[int, list["Edit"]]:
     """The edits of the float64 model, by sites."""
     settings.require_edits(asked, wanted.spec)
     from attnres_serve.tracing.edits import resolve  # imports pydantic

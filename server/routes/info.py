@@ -21,6 +21,7 @@ from attnres_serve.server import metrics, refusal
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.routes.weights import Weights, weights_of
 from attnres_serve.tracing import readings
+from attnres_serve.tracing.edits import Edit
 
 PERIOD = 10  # seconds between two questions to the workers about their forward passes
 
@@ -53,6 +54,7 @@ class AttnResInfo(BaseModel):
     executed_compiled: dict[str, int] = Field(
         description="those of them that ran in a compiled graph"
     )
+    edits: list[Edit] = Field(description="that were written into the weights at load")
     trace: TraceLimits | None = Field(description="null where nothing can be traced")
     weights: Weights | None = Field(description="null where the engine does not tell")
 
@@ -74,6 +76,7 @@ async def attn_res(request: Request) -> AttnResInfo:
         "algorithm": None,
         "executed": {},
         "executed_compiled": {},
+        "edits": settings.edits(client.vllm_config.additional_config),
         "trace": None,
         "weights": await weights_of(client),
     }

@@ -42,6 +42,7 @@ VALUES: dict[str, Any] = {
     "attnres_shard_sites": "on",
     "attnres_shard_tokens": 64,
     "attnres_aux_stream": "mixed",
+    "attnres_edit": ["mask sources=partial"],
     "disable_trace": True,
     "verbose": True,
 }
@@ -111,6 +112,7 @@ def test_a_file_starts_the_server(folder, served: list[argparse.Namespace], monk
     assert args.model == str(DEMO) and openai_server.api_keys(args) == ["a-key"]
     assert openai_server.policy_of(args) == Policy(True, 7, 8, 9, 10, 11, 12, True)
     found = {key: value for key, value in args.additional_config.items() if value != "off"}
+    assert found.pop("attnres_edits") == [{"sources": ["partial"], "mask": True}]
     assert found == {name: VALUES[name] for name in found} and len(found) == 5
     assert args.additional_config["attnres_trace"] == "off" == VALUES["attnres_native"]
     for name, (value, *others) in VLLMS.items():
@@ -133,12 +135,13 @@ def test_variables_start_the_server(folder, served, monkeypatch) -> None:
     monkeypatch.setattr(openai_server, "weight_transfer", lambda _: {})
     for name, value in VALUES.items():
         variable = "ATTNRES_" + name.removeprefix("attnres_").upper()
+        value = value[0] if isinstance(value, list) else value
         monkeypatch.setenv(variable, "1" if value is True else str(value))
     assert cli.main(["serve", str(DEMO), "--port", "0"]) == 0
     (args,) = served
     assert openai_server.api_keys(args) == ["a-key"]
     assert openai_server.policy_of(args) == Policy(True, 7, 8, 9, 10, 11, 12, True)
-    assert len(args.additional_config) == 7
+    assert len(args.additional_config) == 8
 
 
 def test_the_server_of_other_tests_has_every_flag(tmp_path) -> None:

@@ -112,6 +112,7 @@ def every_flag(folder: Path) -> dict[str, object]:
         **{f"attnres-{name}": "auto" for name in ("algorithm", "backend", "native")},
         **{f"attnres_{name}": "auto" for name in ("shard_sites", "aux_stream")},
         "attnres-shard-tokens": 1024,
+        "attnres-edit": ["scale=1"],
         "dtype": "float32",
         "max-model-len": KEYED_CONTEXT,
         "max_num_batched_tokens": CHUNK,
