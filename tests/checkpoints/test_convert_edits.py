@@ -74,6 +74,20 @@ def test_edits_of_a_model_with_edits(tmp_path):
     assert not (tmp_path / "e").exists()
 
 
+def test_a_shared_query_is_edited_at_one_site(tmp_path):
+    """The others keep what they shared; the bias is a part of the logits that are scaled."""
+    source = MADE["shared"](tmp_path / "a")
+    convert(str(source), str(tmp_path / "b"), edits=["scale=0.5 sites=1"])
+    before = load_file(next(source.glob("*.safetensors")))
+    after = load_file(tmp_path / "b" / "model.safetensors")
+    shared, bias = (before[f"model.layers.0.mlp_res_{part}"] for part in ("proj.weight", "bias"))
+    wanted = {"layers.0.mlp": 0.5, "layers.1.self_attention": 1.0, "layers.1.mlp": 1.0}
+    for site, factor in wanted.items():  # of the block that begins with the first MLP
+        assert after[f"model.{site}_res_proj.weight"].equal(shared.float() * factor)
+        assert after[f"model.{site}_res_bias"][-1] == bias.float() * factor
+        assert not after[f"model.{site}_res_bias"][:-1].any()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -1,4 +1,4 @@
-"""Models under edits that hold for every token: by flag and by ``convert``, in every way of running.
+"""Models under edits that hold for every token, by flag and by ``convert``, as they are run.
 
 The float64 model of the unedited checkpoint applies the edits by its own lines.
 """
