@@ -114,11 +114,7 @@ def choice(additional_config: Any, wanted: str) -> str:
 
 
 def edits(additional_config: Any) -> "list[Edit]":
-    """The edits that a model is served under.
-
-    Raises:
-        SettingError: they are no list of edits.
-    """
+    """The edits that a model is served under; SettingError if they are no list of edits."""
     choice(additional_config, TRACE_KEY)  # that it is an object, of known keys
     if not (found := (additional_config or {}).get(EDITS_KEY, [])):
         return []

@@ -116,7 +116,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "notes": blocks.notes(spec) if spec else [],
         "final_mix": spec.final_mix if spec else None,
         **{name: getattr(spec, name) if spec else None for name in OPTIONS},
-        "edits": _edits(parsed.format, checkpoint.config),
+        "edits": house.edits(checkpoint.config) if parsed.format == house.NAME else [],
         "sites": len(all_sites),
         "sources": rows,
         "parameters": None if quantised else elements + attnres,
@@ -139,15 +139,6 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "kv_cache_bytes_per_token": family.cache_elements(config) * BYTES[dtype],
         "state_bytes_per_sequence": family.state_bytes(config, BYTES[dtype]),
     }
-
-
-def _edits(format_name: str, config: dict[str, Any]) -> list[str]:
-    """The edits that were written into a checkpoint, in words."""
-    if format_name != house.NAME or not (found := house.edits(config)):
-        return []
-    from attnres_serve.tracing import edit_words  # imports pydantic
-
-    return [edit_words.write(edit) for edit in found]
 
 
 def _class(format_name: str) -> dict[str, str]:

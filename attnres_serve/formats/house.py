@@ -11,7 +11,7 @@ served, of any family, can be written in this format.
 """
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnres_serve.depth.spec import EDITS, AttnResSpec, is_number
 from attnres_serve.errors import CheckpointError, SettingError
@@ -20,9 +20,6 @@ from attnres_serve.families.family import PREFIX
 from attnres_serve.formats.base_config import base_config
 from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
-
-if TYPE_CHECKING:
-    from attnres_serve.tracing.edits import Edit
 
 NAME = "house"
 KEY = "attn_res"
@@ -74,18 +71,15 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
     return ParsedConfig(NAME, base, translated, spec, qk_norm_eps)
 
 
-def edits(config: dict[str, Any]) -> list["Edit"]:
-    """The edits that were written into a checkpoint, which its config.json lists.
-
-    Raises:
-        CheckpointError: they are no edits.
-    """
+def edits(config: dict[str, Any]) -> list[str]:
+    """The edits, in words, that were written into the weights; CheckpointError if they are none."""
     if EDITS not in (config.get(KEY) or {}):
         return []
-    from attnres_serve.tracing import static_edits  # imports pydantic
+    from attnres_serve.tracing import edit_words, static_edits  # they import pydantic
 
     try:
-        return static_edits.from_json(config[KEY][EDITS], f"{KEY}.{EDITS}")
+        found = static_edits.from_json(config[KEY][EDITS], f"{KEY}.{EDITS}")
+        return [edit_words.write(edit) for edit in found]
     except SettingError as error:
         raise CheckpointError(str(error)) from None
 

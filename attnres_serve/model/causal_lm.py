@@ -31,7 +31,7 @@ from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.model.stage import install_sites, rows_received
 from attnres_serve.settings import MIXED
 from attnres_serve.start import events
-from attnres_serve.tracing import edit_words, static_edits
+from attnres_serve.tracing import static_edits
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -75,8 +75,11 @@ class AttnResMixin(LoadingMixin):
         spec = stored = spec_of(config)
         # A model that drafts is another one, with other sites.
         edits = [] if prefix == DRAFTS else settings.edits(vllm_config.additional_config)
-        if edits:
-            _require_weights(vllm_config.load_config.load_format)
+        if edits and vllm_config.load_config.load_format == "dummy":
+            raise SettingError(
+                "edits are written into the weights of a checkpoint, and with the load format "
+                "dummy none is read; leave out one of the two."
+            )
         resolved = static_edits.resolve(edits, spec) if edits else None
         if spec is None or stored is None:
             return
@@ -121,7 +124,7 @@ class AttnResMixin(LoadingMixin):
         )
         host.logger().info(
             "%s AttnRes checkpoint on %s: %d blocks over %d sublayers%s, algorithm %s, backend "
-            "%s%s%s",
+            "%s%s",
             config.attn_res_format,
             type(self).__name__,
             spec.num_blocks,
@@ -130,7 +133,6 @@ class AttnResMixin(LoadingMixin):
             algorithm,
             self.attn_res_backend,
             sharded,
-            f", edited: {'; '.join(map(edit_words.write, edits))}" if edits else "",
         )
 
     def attn_res_begin(
@@ -168,15 +170,6 @@ class AttnResMixin(LoadingMixin):
             name: dict(zip(("eager", "compiled"), row, strict=True))
             for name, row in zip(settings.ALGORITHMS, counts.tolist(), strict=True)
         }
-
-
-def _require_weights(load_format: str) -> None:
-    """Raise SettingError where no weights are loaded that edits could be written into."""
-    if load_format == "dummy":
-        raise SettingError(
-            "edits are written into the weights of a checkpoint, and with the load format dummy "
-            "none is read; leave out one of the two."
-        )
 
 
 def _set_all_eps(model: nn.Module, eps: float) -> None:

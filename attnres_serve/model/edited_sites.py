@@ -14,25 +14,20 @@ from attnres_serve.tracing.static_edits import SiteEdit
 
 
 class EditedSites:
-    """Sites that mix, each with a bias, and the edits that are written into them."""
+    """Sites that mix, each with a bias, and the edits that are written into them.
+
+    Args:
+        sites: those of the stage, by their index; nothing was loaded into them yet.
+        edits: of the whole model, by sites' indices.
+    """
 
     def __init__(self, sites: Mapping[int, SiteNorm], edits: Mapping[int, SiteEdit]) -> None:
-        """Begin with sites that nothing was loaded into.
-
-        Args:
-            sites: those of the stage, by their index.
-            edits: of the whole model, by sites' indices.
-        """
         self._sites = {index: norm for index, norm in sites.items() if norm.site.mixes}
         self._loaded: dict[int, tuple[Tensor, Tensor]] = {}
         self.edits = edits
 
     def keep(self) -> None:
-        """Take what the sites hold for what was loaded, and write the edits into them.
-
-        Raises:
-            SettingError: the edits and the loaded biases leave a site no source.
-        """
+        """Take what the sites hold for what was loaded, and ``change`` to the same edits."""
         self._loaded = {}
         for index, norm in self._sites.items():
             assert norm.bias is not None, "a model with edits has a bias at every site"

@@ -67,16 +67,15 @@ def resolve(edits: Sequence[Edit], spec: AttnResSpec | None) -> dict[int, SiteEd
             if one.kind == "scale" and len(columns) < count:
                 raise SettingError(
                     f"edits[{at}] scales {len(columns)} of the {count} sources of site {index} "
-                    f"({all_sites[index].name}), which no query and bias do for every token; leave "
+                    f"({all_sites[index].name}), and an edit of a model scales all of them; leave "
                     "`sources` out, or ask for a trace with this edit."
                 )
             after = found[index] = _edited(before, one, columns)
             unmasked = (number for number in after.bias if number != MASKED)
-            if abs(after.factor) > MOST_FACTOR or max(map(abs, unmasked)) > 100 * MOST_FACTOR:
+            if max(abs(after.factor), *(abs(number) / 100 for number in unmasked)) > MOST_FACTOR:
                 raise SettingError(
-                    f"edits[{at}] scales the logits of site {index} ({all_sites[index].name}) by "
-                    f"more than {MOST_FACTOR:.0f} together with the edits before it; give smaller "
-                    "factors."
+                    f"edits[{at}] scales site {index} ({all_sites[index].name}) by more than "
+                    f"{MOST_FACTOR:.0f} together with the edits before it; give smaller factors."
                 )
     return found
 
@@ -95,15 +94,7 @@ def _edited(before: SiteEdit, edit: Resolved, columns: list[int]) -> SiteEdit:
 
 
 def from_json(content: Any, name: str) -> list[Edit]:
-    """The edits of a list of objects, as a trace takes them.
-
-    Args:
-        content: the list.
-        name: what it is called in a sentence.
-
-    Raises:
-        SettingError: it is none, or has too many.
-    """
+    """The edits of a list of objects that a sentence calls ``name``; SettingError if it is none."""
     try:
         edits = _LIST.validate_python(content)
     except ValidationError as error:

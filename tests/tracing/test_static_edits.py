@@ -63,10 +63,10 @@ def test_sites_without_edits_are_left_out():
         (["mask sources=partial sites=1", "mask sources=embedding sites=1"], r"edits\[1\] leaves"),
         (["mean sites=99"], "there is no site 99"),
         (["mask sources=partial sites=2"], "does not read partial"),
-        (["scale=1000"] * 3, r"edits\[2\] scales the logits of site 0 .* by more than 1000000"),
+        (["scale=1000"] * 3, r"edits\[2\] scales site 0 .* by more than 1000000"),
         (
             ["weights=1e-200,1 sites=1"] + ["scale=1000"] * 2,
-            r"edits\[2\] scales the logits of site",
+            r"edits\[2\] scales site 1",
         ),
     ],
 )

@@ -115,7 +115,10 @@ def make_plan(
             f"{source.folder} is in safetensors already, in the {source.parsed.format} format"
             f"{mend or '.'}"
         )
-    config = source.config if keeps_format else _house_config(source, edits)
+    config = source.config if keeps_format else house_config(_biased(source.parsed, resolved))
+    if edits:  # after those that it has
+        before = source.config[house.KEY] if source.parsed.format == house.NAME else {}
+        config[house.KEY][EDITS] = [*before.get(EDITS, ()), *static_edits.to_json(edits)]
     if not keeps_format:
         _refuse_renamed_quantisation(source)
     source.check_tied_head()
@@ -154,17 +157,12 @@ def _zero_queries(source: Source, places: list[int]) -> dict[str, Tensor]:
     return added
 
 
-def _house_config(source: Source, edits: Sequence[Edit]) -> dict[str, Any]:
-    """The config.json to write, which lists edits after those that the source has."""
-    parsed = source.parsed
-    if edits and parsed.spec is not None:
-        biased = replace(parsed.spec, source_bias=True, recency_bias=False, shared_queries=None)
-        parsed = replace(parsed, spec=biased)
-    config = house_config(parsed)
-    before = house.edits(source.config) if source.parsed.format == house.NAME else []
-    if listed := static_edits.to_json([*before, *edits]):
-        config[house.KEY][EDITS] = listed
-    return config
+def _biased(parsed: ParsedConfig, edits: Mapping[int, SiteEdit] | None) -> ParsedConfig:
+    """What a model becomes under edits: each of its sites has a query and a bias of its own."""
+    if edits is None or parsed.spec is None:
+        return parsed
+    own = replace(parsed.spec, source_bias=True, recency_bias=False, shared_queries=None)
+    return replace(parsed, spec=own)
 
 
 def house_config(parsed: ParsedConfig) -> dict[str, Any]:
