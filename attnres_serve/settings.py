@@ -9,8 +9,8 @@ from attnres_serve.errors import SettingError
 from attnres_serve.kernels.backends import BACKENDS
 
 if TYPE_CHECKING:
+    from attnres_serve.depth.edits import Edit
     from attnres_serve.depth.spec import AttnResSpec
-    from attnres_serve.tracing.edits import Edit
 
 ALGORITHM_KEY = "attnres_algorithm"
 ALGORITHMS = ("single_pass", "two_phase")
@@ -83,7 +83,7 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: value for key in KEYS if (value := flags.get(key)) is not None}
     found |= {TRACE_KEY: "off"} if flags.get(UNTRACED) else {}
     if words := flags.get(EDIT):
-        from attnres_serve.tracing import edit_words, static_edits  # not for every command
+        from attnres_serve.depth import edit_words, static_edits  # not for every command
 
         name = f"--{EDIT.replace('_', '-')}"
         found[EDITS_KEY] = static_edits.to_json([edit_words.read(text, name) for text in words])
@@ -118,7 +118,7 @@ def edits(additional_config: Any) -> "list[Edit]":
     choice(additional_config, TRACE_KEY)  # that it is an object, of known keys
     if not (found := (additional_config or {}).get(EDITS_KEY, [])):
         return []
-    from attnres_serve.tracing import static_edits
+    from attnres_serve.depth import static_edits
 
     return static_edits.from_json(found, EDITS_KEY)
 
@@ -126,7 +126,7 @@ def edits(additional_config: Any) -> "list[Edit]":
 def require_edits(additional_config: Any, spec: "AttnResSpec | None") -> None:
     """Raise SettingError where a model cannot be served under the edits that are asked for."""
     if asked := edits(additional_config):
-        from attnres_serve.tracing import static_edits
+        from attnres_serve.depth import static_edits
 
         static_edits.resolve(asked, spec)
 

@@ -81,7 +81,7 @@ def _traced(
     predicted: tuple[list[int], int] | None,
     lens: Sequence[Any] | None,
 ) -> dict[str, Any]:
-    from attnres_serve.tracing import edits as edit_lists
+    from attnres_serve.depth import edits as edit_lists
     from attnres_serve.tracing import predict, readings, record
     from attnres_serve.tracing.lens import Reader
 

@@ -17,6 +17,7 @@ from attnres_serve.compat import (
     token_counts,
     token_shards,
 )
+from attnres_serve.depth import edit_words
 from attnres_serve.depth.sites import sites
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import access_log, lifecycle, metrics, refusal
@@ -27,7 +28,6 @@ from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.head import Head
 from attnres_serve.server.routes import info, models, page, trace, weights
 from attnres_serve.server.weight_versions import WeightVersions
-from attnres_serve.tracing import edit_words
 
 
 class EndpointPlugin:

@@ -10,9 +10,9 @@ from torch.nn.functional import pad
 from attnres_serve.checkpoints.names import tensor_name
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.depth.static_edits import SiteEdit
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels.interface import MASKED
-from attnres_serve.tracing.static_edits import SiteEdit
 
 
 def edited(edit: SiteEdit, query: Tensor, bias: Tensor | None, name: str) -> tuple[Tensor, Tensor]:

@@ -75,7 +75,7 @@ def edits(config: dict[str, Any]) -> list[str]:
     """The edits, in words, that were written into the weights; CheckpointError if they are none."""
     if EDITS not in (config.get(KEY) or {}):
         return []
-    from attnres_serve.tracing import edit_words, static_edits  # they import pydantic
+    from attnres_serve.depth import edit_words, static_edits  # they import pydantic
 
     try:
         found = static_edits.from_json(config[KEY][EDITS], f"{KEY}.{EDITS}")

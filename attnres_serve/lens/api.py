@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from attnres_serve import mistakes
+from attnres_serve.depth import edit_words
+from attnres_serve.depth import edits as edit_lists
 from attnres_serve.errors import SettingError
 from attnres_serve.lens import ask, own_server
 from attnres_serve.lens.ask import Server
 from attnres_serve.lens.traced import Trace
-from attnres_serve.tracing import edit_words
-from attnres_serve.tracing import edits as edit_lists
 from attnres_serve.tracing.question import Question
 
 SERVERS = ("http://", "https://")

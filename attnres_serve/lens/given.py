@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnres_serve import texts
+from attnres_serve.depth import edit_words
+from attnres_serve.depth.edits import MOST, Edit, require_few_tokens
 from attnres_serve.errors import SettingError
 from attnres_serve.lens import files
-from attnres_serve.tracing import edit_words
 from attnres_serve.tracing.answer import TraceAnswer
-from attnres_serve.tracing.edits import MOST, Edit, require_few_tokens
 
 STDIN = "-"
 

@@ -17,6 +17,7 @@ from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.check import amount
 from attnres_serve.compat import decoder, engine_config, host, prepare, token_shards
 from attnres_serve.compat.renewal import Update
+from attnres_serve.depth import static_edits
 from attnres_serve.errors import SettingError
 from attnres_serve.families import BY_ARCHITECTURE, latent
 from attnres_serve.model import backend as backend_choice
@@ -31,7 +32,6 @@ from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.model.stage import install_sites, rows_received
 from attnres_serve.settings import MIXED
 from attnres_serve.start import events
-from attnres_serve.tracing import static_edits
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

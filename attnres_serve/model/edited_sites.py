@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from attnres_serve.checkpoints.edited import edited
+from attnres_serve.depth.static_edits import SiteEdit
 from attnres_serve.model.site_norm import SiteNorm
-from attnres_serve.tracing.static_edits import SiteEdit
 
 
 class EditedSites:

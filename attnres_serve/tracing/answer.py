@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, Field
 
+from attnres_serve.depth.edits import Edit
 from attnres_serve.depth.sites import Site
-from attnres_serve.tracing.edits import Edit
 
 DIGITS = 6  # significant ones of every number
 NONE = -1  # instead of a token that follows the last one

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnres_serve.depth.edits import Resolved, mask
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import MASKED, SiteWeights
 from attnres_serve.model.site_norm import SiteNorm
-from attnres_serve.tracing.edits import Resolved, mask
 from attnres_serve.tracing.listen import TOKENS_AT_ONCE, folded, mixed_by, sources_of
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from attnres_serve.depth.edits import MOST, Count, Edit, TokenRange
 from attnres_serve.depth.sites import Site
 from attnres_serve.errors import SettingError
-from attnres_serve.tracing.edits import MOST, Count, Edit, TokenRange
 
 
 class Question(BaseModel):

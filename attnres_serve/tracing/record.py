@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from attnres_serve.compat import decoder, replay
+from attnres_serve.depth.edits import Resolved
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.site_norm import SiteNorm, SiteOrderError, recorded_sites
-from attnres_serve.tracing.edits import Resolved
 from attnres_serve.tracing.intervene import Intervention
 from attnres_serve.tracing.lens import Reader
 from attnres_serve.tracing.listen import TOKENS_AT_ONCE, folded, rms, sources_of

@@ -109,7 +109,7 @@ def run(own: argparse.Namespace) -> int:
 def edits_by_site(asked: dict[str, Any], wanted: ParsedConfig) -> dict[int, list["Edit"]]:
     """The edits of the float64 model, by sites."""
     settings.require_edits(asked, wanted.spec)
-    from attnres_serve.tracing.edits import resolve  # imports pydantic
+    from attnres_serve.depth.edits import resolve  # imports pydantic
     from attnres_serve.verify.oracle.edits import Edit
 
     found: dict[int, list[Edit]] = {}

@@ -14,6 +14,7 @@ from attnres_serve.compat import (
     openai_server,
     requests,
 )
+from attnres_serve.depth.edits import Edit
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.model.config import spec_of
@@ -21,7 +22,6 @@ from attnres_serve.server import metrics, refusal
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.routes.weights import Weights, weights_of
 from attnres_serve.tracing import readings
-from attnres_serve.tracing.edits import Edit
 
 PERIOD = 10  # seconds between two questions to the workers about their forward passes
 

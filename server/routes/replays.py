@@ -7,8 +7,8 @@ from typing import NamedTuple
 from fastapi import HTTPException
 
 from attnres_serve.compat import requests
+from attnres_serve.depth.edits import Resolved
 from attnres_serve.tracing import answer as trace_answer
-from attnres_serve.tracing.edits import Resolved
 from attnres_serve.tracing.readings import Lens
 
 NOTHING = [b"", b"", b""]  # predicted of no token

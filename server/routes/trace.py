@@ -17,6 +17,8 @@ from pydantic import Field, model_validator
 
 from attnres_serve import settings
 from attnres_serve.compat import engine_config, openai_app, openai_server, requests
+from attnres_serve.depth import edits as edit_lists
+from attnres_serve.depth.edits import Count
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import SettingError
 from attnres_serve.model.config import spec_of
@@ -25,10 +27,8 @@ from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.refusal import REFUSALS
 from attnres_serve.server.routes import replays
 from attnres_serve.tracing import answer as trace_answer
-from attnres_serve.tracing import edits as edit_lists
 from attnres_serve.tracing import readings
 from attnres_serve.tracing.answer import TraceAnswer
-from attnres_serve.tracing.edits import Count
 from attnres_serve.tracing.question import Question, chosen_sites
 
 GONE = 499  # status of an answer that nobody waits for

@@ -14,9 +14,9 @@ from attnres_serve import cli
 from attnres_serve.checkpoints.check import check, describe, render
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.convert.command import convert
+from attnres_serve.depth import edit_words
+from attnres_serve.depth.edits import Edit
 from attnres_serve.errors import CheckpointError, SettingError
-from attnres_serve.tracing import edit_words
-from attnres_serve.tracing.edits import Edit
 from attnres_serve.verify import oracle
 
 LENGTH = 12

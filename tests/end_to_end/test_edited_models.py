@@ -16,10 +16,10 @@ from jobs import engine_job, fresh_prompts, run_named
 
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.convert.command import convert
+from attnres_serve.depth import edit_words
+from attnres_serve.depth.edits import Edit, resolve
 from attnres_serve.depth.sites import sites
 from attnres_serve.settings import EDITS_KEY
-from attnres_serve.tracing import edit_words
-from attnres_serve.tracing.edits import Edit, resolve
 from attnres_serve.verify import oracle
 from attnres_serve.verify.command import edits_by_site
 

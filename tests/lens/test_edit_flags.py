@@ -12,6 +12,7 @@ from inspecting import asking, inspect, refused
 from serving import DEMO
 
 from attnres_serve import cli
+from attnres_serve.depth import edit_words
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
@@ -20,7 +21,6 @@ from attnres_serve.lens import ask, importance
 from attnres_serve.lens.ask import Server
 from attnres_serve.lens.importance import Importance
 from attnres_serve.tracing import answer as trace_answer
-from attnres_serve.tracing import edit_words
 from attnres_serve.tracing.answer import TraceAnswer, TracedSite
 
 PAGE = DEMO.parents[2] / "docs" / "use" / "inspect.md"

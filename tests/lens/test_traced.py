@@ -15,11 +15,11 @@ from made_up import TEXTS, made_up
 from serving import ROOT
 
 import attnres_serve
+from attnres_serve.depth.edits import Edit
 from attnres_serve.errors import SettingError
 from attnres_serve.lens import depth_map
 from attnres_serve.lens.traced import Trace
 from attnres_serve.tracing import answer
-from attnres_serve.tracing.edits import Edit
 from attnres_serve.tracing.readings import WHOLE
 from tests.lens.test_command import SHAPES
 

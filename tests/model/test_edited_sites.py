@@ -17,10 +17,10 @@ from in_process import load, serve, vllm_config, world
 from trace_cases import BLOCK, FAR, LOGPROBS, replayed, worker_of
 from vllm.config import set_current_vllm_config
 
+from attnres_serve.depth.static_edits import from_json, resolve
 from attnres_serve.errors import SettingError
 from attnres_serve.model import replacing
 from attnres_serve.model.config import spec_of
-from attnres_serve.tracing.static_edits import from_json, resolve
 from attnres_serve.verify import oracle
 
 LENGTH = 12

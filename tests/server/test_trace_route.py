@@ -27,6 +27,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from attnres_serve import cli
 from attnres_serve.compat import engine_config, requests
+from attnres_serve.depth import edits
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
@@ -36,7 +37,7 @@ from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.endpoints import EndpointPlugin
 from attnres_serve.server.routes import info, replays, trace
 from attnres_serve.tracing import answer as trace_answer
-from attnres_serve.tracing import edits, readings
+from attnres_serve.tracing import readings
 from attnres_serve.verify import oracle
 from attnres_serve.worker import WorkerExtension
 

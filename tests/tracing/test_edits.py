@@ -14,6 +14,7 @@ pytest.importorskip("vllm")
 from in_process import world
 from trace_cases import BLOCK, Replayed, record, replayed, unpacked, worker_of
 
+from attnres_serve.depth.edits import Edit, Resolved, resolve
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
@@ -22,7 +23,6 @@ from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.config import spec_of
 from attnres_serve.tracing import record as recording
 from attnres_serve.tracing.answer import NONE
-from attnres_serve.tracing.edits import Edit, Resolved, resolve
 from attnres_serve.tracing.intervene import Intervention
 from attnres_serve.tracing.predict import Predictions
 

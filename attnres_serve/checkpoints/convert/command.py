@@ -21,8 +21,8 @@ from attnres_serve.checkpoints.convert.source import Asked, open_source
 from attnres_serve.checkpoints.files import INDEX
 from attnres_serve.checkpoints.renaming.rename import Rename
 from attnres_serve.checkpoints.write import write_shards
+from attnres_serve.depth import edit_words
 from attnres_serve.errors import SettingError
-from attnres_serve.tracing import edit_words
 
 
 def convert(

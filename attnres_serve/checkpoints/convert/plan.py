@@ -19,17 +19,17 @@ from attnres_serve.checkpoints.edited import edited_tensors
 from attnres_serve.checkpoints.files import INDEX, PICKLES, Header
 from attnres_serve.checkpoints.names import lacks_first_site, site_of, tensor_name
 from attnres_serve.checkpoints.write import shards
+from attnres_serve.depth import static_edits
+from attnres_serve.depth.edits import Edit
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import EDITS, AttnResSpec
+from attnres_serve.depth.static_edits import SiteEdit
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import EMBEDDINGS
 from attnres_serve.formats import house
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.resolve import resolve
-from attnres_serve.tracing import static_edits
-from attnres_serve.tracing.edits import Edit
-from attnres_serve.tracing.static_edits import SiteEdit
 
 # Taken over as they are.
 KEPT = (

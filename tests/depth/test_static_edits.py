@@ -4,12 +4,12 @@ from math import log
 
 import pytest
 
+from attnres_serve.depth import edit_words
+from attnres_serve.depth.edits import Edit
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
+from attnres_serve.depth.static_edits import MASKED, SiteEdit, from_json, resolve, to_json
 from attnres_serve.errors import SettingError
-from attnres_serve.tracing import edit_words
-from attnres_serve.tracing.edits import Edit
-from attnres_serve.tracing.static_edits import MASKED, SiteEdit, from_json, resolve, to_json
 
 SPEC = AttnResSpec.uniform(Layout.of(3), 2, 1e-6)
 

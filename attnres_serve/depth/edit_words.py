@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from attnres_serve.depth.edits import KINDS, OLD, Edit, TokenRange
 from attnres_serve.errors import SettingError
-from attnres_serve.tracing.edits import KINDS, OLD, Edit, TokenRange
 
 
 def read(text: str, name: str = "--edit") -> Edit:

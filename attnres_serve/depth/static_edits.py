@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from attnres_serve import mistakes
+from attnres_serve.depth import edits as of_tokens
+from attnres_serve.depth.edits import MOST, Edit, Resolved
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels.interface import MASKED
-from attnres_serve.tracing import edits as of_tokens
-from attnres_serve.tracing.edits import MOST, Edit, Resolved
 
 # Of a site's factors together; logits of 100 times it are far from the ends of float32.
 MOST_FACTOR = 1e6
