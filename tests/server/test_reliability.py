@@ -252,6 +252,7 @@ def test_our_metrics_are_beside_those_of_vllm(server):
         "attnres_traces_total",
         "attnres_forward_passes_total",
         "attnres_bank_bytes",
+        "attnres_edits",
         "attnres_weights_changed_timestamp_seconds",
     }
 

@@ -467,7 +467,7 @@ def edit(**fields: Any) -> dict[str, Any]:
         (edit(weights=[0.5, 0.5], sites=[0]), "weights has 2 numbers for 1 sources of site 0"),
         (
             edit(mask=True, sites=[0], sources=["embedding"]),
-            "edits[0] leaves site 0 (the attention of layer 0) no source at token 0; leave at",
+            "edits[0] leaves site 0 (the attention of layer 0) no source; leave at",
         ),
         (
             {

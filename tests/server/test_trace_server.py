@@ -292,3 +292,11 @@ def check_death(server: Server) -> None:
     assert server.client.get("/ready").json()["reason"] == "The engine is dead."
     assert server.client.get("/health").status_code == 503
     assert server.client.post("/v1/completions", json={"prompt": [3]}).status_code == 500
+
+
+def test_the_edits_of_the_model_are_told(server):
+    """That of ``demo_servers.every_flag``, in a request's form and in words."""
+    (edit,) = server.info["edits"]
+    assert edit["scale"] == 1 and not edit["mask"]
+    shown = server.client.get("/metrics").raise_for_status().text
+    assert 'attnres_edits{edit="scale=1.0"} 1.0' in shown
