@@ -5,6 +5,7 @@ if TYPE_CHECKING:
     from attnres_serve.lens.api import trace as trace
     from attnres_serve.lens.traced import Trace as Trace
     from attnres_serve.logprobs import compare_logprobs as compare_logprobs
+    from attnres_serve.verify.reference_model import reference_model as reference_model
     from attnres_serve.weight_sender import WeightSender as WeightSender
 
 __version__ = "0.1.0"
@@ -14,6 +15,7 @@ _MODULES = {
     "Trace": "attnres_serve.lens.traced",
     "WeightSender": "attnres_serve.weight_sender",
     "compare_logprobs": "attnres_serve.logprobs",
+    "reference_model": "attnres_serve.verify.reference_model",
     "trace": "attnres_serve.lens.api",
 }
 

@@ -105,7 +105,7 @@ class Model:
         keys = rms_norm(sources, self.weight(f"{role}_key", layer), self.spec.key_norm_eps)
         scores = self.spec.logit_scale * (keys @ self.weight(f"{role}_query", layer).flatten()).T
         if self.spec.recency_bias:
-            scores[:, -1] += self.weight(f"{role}_recency", layer).item()
+            scores[:, -1] += self.weight(f"{role}_recency", layer)
         if self.spec.source_bias:
             scores = scores + self.weight(f"{role}_recency", layer)
         if edits := self.spec.edits.get(site):

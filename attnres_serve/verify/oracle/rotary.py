@@ -43,7 +43,7 @@ def rotate(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
     angle = positions.double()[:, None, None] * _frequencies(rope, dim)
     first, second = x.split(dim // 2, dim=-1)
     scale = 0.1 * math.log(rope["factor"]) + 1 if _stretches(rope) else 1.0
-    cos, sin = scale * angle.cos(), scale * angle.sin()
+    cos, sin = (scale * part.to(x.dtype) for part in (angle.cos(), angle.sin()))
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
