@@ -41,6 +41,7 @@ class WorkerExtension:
         edits: Sequence[Sequence[Any]] = (),
         predicted: tuple[list[int], int] | None = None,
         lens: Sequence[Any] | None = None,
+        vectors: bool = False,
     ) -> dict[str, Any]:
         """Trace a sequence, see ``record.record``.
 
@@ -52,24 +53,27 @@ class WorkerExtension:
             predicted: the tokens that follow those at ``positions``, and how many of the most
                 probable ones are wanted; None for no logprobs.
             lens: the fields of a ``readings.Lens``; None for none.
+            vectors: whether those of the sites are wanted.
 
         Returns:
             ``problem``: a sentence, or None.  ``sites``: of this pipeline stage, from its first
             worker; for each its index, weights and RMS of the sources, both as the bytes of
             ``[tokens, sources]`` float32.  ``predicted``: from the first worker of the last stage
             what ``Predictions.packed`` gives, and ``lens`` the same of one reading after the other.
+            ``vectors``: from the first worker of each stage what ``Vectors.packed`` gives.
         """
         from attnres_serve.model.site_norm import SiteOrderError
         from attnres_serve.tracing.record import TraceError
 
         try:
-            return {"problem": None} | _traced(self, ids, positions, sites, edits, predicted, lens)
+            found = _traced(self, ids, positions, sites, edits, predicted, lens, vectors)
+            return {"problem": None} | found
         except Exception as error:
             host.logger().exception("AttnRes: the trace failed")
             # The text of another may name files and addresses, and clients read the problem.
             is_ours = isinstance(error, (TraceError, SiteOrderError))
             said = str(error) if is_ours else "the trace failed; the engine's log says why."
-            return {"problem": said, "sites": [], "predicted": None, "lens": None}
+            return {"problem": said, "sites": [], "predicted": None, "lens": None, "vectors": {}}
 
 
 def _traced(
@@ -80,21 +84,25 @@ def _traced(
     edits: Sequence[Sequence[Any]],
     predicted: tuple[list[int], int] | None,
     lens: Sequence[Any] | None,
+    vectors: bool,
 ) -> dict[str, Any]:
     from attnres_serve.depth import edits as edit_lists
     from attnres_serve.tracing import predict, readings, record
     from attnres_serve.tracing.lens import Reader
+    from attnres_serve.tracing.vectors import Vectors
 
     predictions = predicted and predict.Predictions(positions, *predicted)
     resolved = [edit_lists.Resolved(*edit) for edit in edits]
     reader = None if lens is None else Reader(readings.Lens(*lens))
-    traces = record.record(worker, ids, positions, sites, resolved, predictions, lens=reader)
+    own = Vectors(positions) if vectors else None
+    traces = record.record(worker, ids, positions, sites, resolved, predictions, reader, own)
     packed = predictions.packed() if predictions else None
     read = reader.predictions.packed() if reader else None
     if not decoder.is_first_tensor_rank():  # the others hold the same
-        traces, packed, read = {}, None, None
+        traces, packed, read, own = {}, None, None, None
     found = [
         [index, *(tensor.float().numpy().tobytes() for tensor in site)]
         for index, site in sorted(traces.items())
     ]
-    return {"sites": found, "predicted": packed, "lens": read}
+    of_sites = own.packed() if own else {}
+    return {"sites": found, "predicted": packed, "lens": read, "vectors": of_sites}

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from attnres_serve import sentences
+from attnres_serve.depth import replacing
 from attnres_serve.depth.layout import FINAL
 from attnres_serve.depth.sites import Site
 from attnres_serve.errors import SettingError
@@ -27,9 +28,9 @@ MOST_TOKENS = 64  # of an answer under edits, each of which is a replay
 # edits of the whole sequence.
 CHANGES = 2**18
 WHOLE = 8
-KINDS = ("mask", "force", "weights", "mean", "scale")
+KINDS = ("mask", "force", "weights", "mean", "scale", "replace")
 OLD = "ban"  # the first name of ``mask``, which is read still
-EACH = ("mask", "scale")  # what they do to a source needs no other source
+EACH = ("mask", "scale", "replace")  # what they do to a source needs no other source
 SUM_IS_ONE = 1e-4  # weights of a trace have six digits, and there may be a hundred of them
 
 
@@ -43,7 +44,7 @@ class TokenRange(BaseModel):
 
 
 class Edit(BaseModel):
-    """A change of what sites read, by exactly one of the last five fields."""
+    """A change of what sites read, by exactly one of the last six fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -71,6 +72,11 @@ class Edit(BaseModel):
         None, description="the sources have equal weights, any other one has 0"
     )
     scale: Factor | None = Field(None, description="factor of the logits of the sources")
+    replace: str | None = Field(
+        None,
+        description="what is read in the place of the one source: base64 of float32, one vector "
+        "for all of the tokens or one for each",
+    )
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Edit":
@@ -95,12 +101,14 @@ class Resolved(NamedTuple):
         runs: ascending ``[begin, end)`` of the tokens' positions.
         values: the weights, in the order of a site's sources below; the scale alone; or nothing.
         sites: of each the index, and the numbers of its sources.
+        vectors: of ``replace`` the bytes of ``[1, d]`` or ``[tokens, d]`` float32.
     """
 
     kind: str
     runs: list[tuple[int, int]]
     values: list[float]
     sites: list[tuple[int, list[int]]]
+    vectors: bytes = b""
 
 
 def require_few_tokens(max_tokens: int, field: str, edits: str) -> None:
@@ -121,19 +129,27 @@ def require_few_tokens(max_tokens: int, field: str, edits: str) -> None:
         )
 
 
-def resolve(edits: Sequence[Edit], sites: Sequence[Site], length: int) -> list[Resolved]:
+def resolve(
+    edits: Sequence[Edit], sites: Sequence[Site], length: int, hidden: int | None = None
+) -> list[Resolved]:
     """The edits by numbers.
 
     Args:
         edits: as they are asked for.
         sites: those of the model, the final one also where it does not mix.
         length: the most tokens that the sequence may have.
+        hidden: numbers of a vector; None where nothing can be replaced.
 
     Raises:
         SettingError: an edit is impossible; the sentence names it.
     """
     table = _Table(sites)
     found = [_resolve(edit, f"edits[{at}]", table, length) for at, edit in enumerate(edits)]
+    for at, edit in enumerate(edits):
+        if edit.replace is not None:
+            tokens = sum(end - begin for begin, end in found[at].runs)
+            given = replacing.vectors(edit.replace, f"edits[{at}].replace", tokens, hidden)
+            found[at] = found[at]._replace(vectors=given)
     _require_few_changes(found, len(table.mixing), length)
     _require_a_source(found, table, length)
     return found
@@ -160,13 +176,17 @@ def _resolve(edit: Edit, name: str, table: _Table, length: int) -> Resolved:
     # Before all else: what else an edit needs can be told of a site that there is.
     named = None if edit.sites is None else _sites(edit.sites, name, table)
     runs = _runs(positions(edit.tokens, length, f"{name}.tokens: "))
+    if not runs:
+        raise SettingError(f"{name}.tokens is empty; name a token, or leave it out for all.")
     sources = edit.sources
     if sources is not None and len(set(sources)) < len(sources):
         raise SettingError(f"{name}.sources names a source twice; name each once.")
     if sources == []:
         raise SettingError(f"{name}.sources is empty; name a source, or leave it out for all.")
-    if edit.kind == "force" and len(sources or ()) != 1:
-        raise SettingError(f"{name}.force needs exactly one of the sources; name it in `sources`.")
+    if edit.kind in ("force", "replace") and len(sources or ()) != 1:
+        raise SettingError(
+            f"{name}.{edit.kind} needs exactly one of the sources; name it in `sources`."
+        )
     if edit.kind == "mask" and sources is None:
         raise SettingError(f"{name}.mask needs `sources`: no site can do without all of its own.")
     values = _values(edit, name)
@@ -342,7 +362,7 @@ def _require_a_source(edits: list[Resolved], table: _Table, length: int) -> None
             edit, chosen = edits[at], masks[at]
             if edit.kind == "mask":
                 alive[columns] &= ~chosen
-            elif edit.kind != "scale":
+            elif edit.kind not in ("scale", "replace"):
                 shares = edit.values or [1.0] * len(columns)
                 kept = [column for column, share in zip(columns, shares, strict=True) if share > 0]
                 alive &= ~chosen

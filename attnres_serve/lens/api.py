@@ -17,6 +17,7 @@ from attnres_serve.errors import SettingError
 from attnres_serve.lens import ask, own_server
 from attnres_serve.lens.ask import Server
 from attnres_serve.lens.traced import Trace
+from attnres_serve.lens.vectors import Tensors, encoded
 from attnres_serve.tracing.question import Question
 
 SERVERS = ("http://", "https://")
@@ -32,6 +33,7 @@ def trace(
     edits: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = (),
     logprobs: int | None = None,
     lens: int | None = None,
+    vectors: bool = False,
     key: str | None = None,
     max_model_len: int | None = None,
     verbose: bool = False,
@@ -48,9 +50,10 @@ def trace(
         tokens: positions in prompt and answer, or ``{"start": ..., "end": ...}`` without the end;
             None for all.
         edits: changes of what sites read: each as ``--edit`` of the command takes it, or as the
-            server's route does.
+            server's route does.  ``replace`` is an array ``[d]``, or ``[T, d]`` of its tokens.
         logprobs: how many of the most probable tokens are named behind every token.
         lens: how many are named where each mix and each sum is read by the last norm and head.
+        vectors: whether the trace has those of sources, mixes and sublayers.
         key: of the server; None for the one in OPENAI_API_KEY, if there is one.
         max_model_len: longest sequence of the server that is started; None for the model's own.
         verbose: whether to show what that server writes.
@@ -71,8 +74,10 @@ def trace(
         edits=_edits(edits),
         logprobs=logprobs,
         lens=lens,
+        vectors=vectors,
     )
     prompt = _prompt(prompt)
+    tensors: Tensors = {}
     if where.startswith(SERVERS):
         of_engine = [*engine, *["max_model_len"] * (max_model_len is not None)]
         if of_engine:
@@ -80,14 +85,14 @@ def trace(
                 f"{of_engine[0]} is for a server that is started; the one at the address "
                 "runs already."
             )
-        return Trace(ask.ask(Server(where, key), prompt, question))
+        return Trace(ask.ask(Server(where, key), prompt, question, tensors), tensors)
     if key is not None:
         raise SettingError("key is for a server that runs; one that is started has its own.")
     if question.edits:
         edit_lists.require_few_tokens(question.max_tokens, "max_tokens", "edits")
     words = _words({"max_model_len": max_model_len} | engine)
     with own_server.running(where, words, verbose) as server:
-        return Trace(ask.ask(server, prompt, question))
+        return Trace(ask.ask(server, prompt, question, tensors), tensors)
 
 
 def _require_no_typo(engine: Mapping[str, Any]) -> None:
@@ -111,10 +116,13 @@ def _question(**fields: Any) -> Question:
 def _edits(edits: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> list[Any]:
     """The edits, those that are text as the command reads them."""
     each = edits if isinstance(edits, list | tuple) else [edits]
-    return [
-        edit_words.read(edit, f"edits[{number}]") if isinstance(edit, str) else edit
-        for number, edit in enumerate(each)
-    ]
+    return [_edit(edit, f"edits[{number}]") for number, edit in enumerate(each)]
+
+
+def _edit(edit: Any, name: str) -> Any:
+    if isinstance(edit, Mapping) and not isinstance(edit.get("replace", ""), str):
+        return {**edit, "replace": encoded(edit["replace"], f"{name}.replace")}
+    return edit_words.read(edit, name) if isinstance(edit, str) else edit
 
 
 def _prompt(prompt: Any) -> str | list[int]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from attnres_serve import address, settings
 from attnres_serve.errors import SettingError
 from attnres_serve.lens.fit import require_fit
+from attnres_serve.lens.vectors import Tensors
 from attnres_serve.tracing.answer import TraceAnswer
 from attnres_serve.tracing.question import Question
 
@@ -29,28 +30,33 @@ class ServerFailed(SettingError):
     """A server failed at a question that it did not refuse."""
 
 
-def ask(server: Server, prompt: str | list[int], question: Question) -> TraceAnswer:
+def ask(
+    server: Server, prompt: str | list[int], question: Question, tensors: Tensors | None = None
+) -> TraceAnswer:
     """The trace that a server gives.
 
     Args:
         server: the server.
         prompt: text or token ids.
         question: what of it.
+        tensors: takes the vectors, if they are asked for.
 
     Raises:
         SettingError: it gives no trace.
     """
     fields = question.model_dump(exclude_none=True, exclude_defaults=True)
-    return post(server, {"prompt": prompt, **fields})
+    return post(server, {"prompt": prompt, **fields}, tensors)
 
 
-def post(server: Server, asked: dict[str, Any]) -> TraceAnswer:
+def post(server: Server, asked: dict[str, Any], tensors: Tensors | None = None) -> TraceAnswer:
     """What a server answers to a body of the route.
 
     Raises:
         SettingError: it gives no trace.
     """
     import httpx
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
 
     url, key, is_own = server
     try:
@@ -70,11 +76,15 @@ def post(server: Server, asked: dict[str, Any]) -> TraceAnswer:
         raise SettingError(f"{url} wants an API key; {advice}.")
     try:
         if answer.is_success:
-            found = TraceAnswer.model_validate_json(answer.content)
+            content = answer.content
+            if tensors is not None and asked.get("vectors"):
+                tensors |= load(content)
+                content = tensors.pop("trace").tobytes()
+            found = TraceAnswer.model_validate_json(content)
             require_fit(found, url)
             return found
         reason = answer.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, SafetensorError):
         proxy = address.proxy_of(url)
         reason = "expected an answer of attnres-serve's route" + (
             f", and the proxy in the variable {proxy} was asked." if proxy else "."

@@ -19,6 +19,7 @@ LIFTED = {
     "--max-body-bytes": 2**28,
     "--max-trace-tokens": 2**20,
     "--max-trace-weights": 2**26,
+    "--max-trace-bytes": 2**40,
 }
 # What would give it another address, another key or another protocol.
 PLACE = ("host", "port", "uds", "headless", "api_key", "ssl_keyfile", "ssl_certfile")

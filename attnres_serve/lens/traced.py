@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attnres_serve.lens import depth_map, files
 from attnres_serve.lens.dataset import dataset
+from attnres_serve.lens.vectors import Tensors, datasets
 from attnres_serve.tracing.answer import TraceAnswer
 
 if TYPE_CHECKING:
@@ -34,11 +35,15 @@ class Trace:
     Attributes:
         data: the dataset.
         answer: what ``POST /v1/attn_res/trace`` answered, with numbers that fit together.
+        vectors: with ``vectors``, by site a dataset of float32: ``sources`` (token, source,
+            hidden), ``mix`` and, of the sublayer behind the site, ``output`` (token, hidden).
+            ``save`` leaves them out.
     """
 
-    def __init__(self, answer: TraceAnswer) -> None:
+    def __init__(self, answer: TraceAnswer, tensors: Tensors | None = None) -> None:
         self.answer = answer
         self.data: xarray.Dataset = dataset(answer)
+        self.vectors = datasets(answer, tensors or {})
 
     def __getitem__(self, name: str) -> "xarray.DataArray":
         """The variable or coordinate of a name."""

@@ -106,6 +106,10 @@ class SiteNorm(RMSNorm):
         mixed = torch_functions.mix((*blocks, *sums), query, weights.key_eps, weights.bias)
         return mixed.to(delta.dtype)
 
+    def given(self, delta: Tensor) -> Tensor:
+        """All of ``delta``, of which workers may have parts; they call this at once."""
+        return delta
+
     def count_passes(self) -> None:
         """Count forward passes here, by algorithm and by eager or compiled.
 

@@ -1,6 +1,7 @@
 """A trace as data: what ``POST /v1/attn_res/trace`` answers and ``attnres-serve inspect`` draws."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,12 +100,14 @@ class Found(NamedTuple):
         sites: by site the bytes of weights and RMS.
         predicted: what ``Predictions.packed`` gives, or None.
         lens: the same of one reading after the other.
+        vectors: by name the shape and the bytes of each.
     """
 
     problem: str | None
     sites: dict[int, tuple[bytes, bytes]]
     predicted: list[bytes] | None
     lens: list[bytes] | None = None
+    vectors: Mapping[str, tuple[Sequence[int], bytes]] = MappingProxyType({})
 
 
 def merged(workers: Sequence[dict[str, Any]]) -> Found:
@@ -115,7 +118,8 @@ def merged(workers: Sequence[dict[str, Any]]) -> Found:
         next((worker[part] for worker in workers if worker[part] is not None), None)
         for part in ("predicted", "lens")
     )
-    return Found(next(iter(problems), None), sites, predicted, lens)
+    vectors = {name: part for worker in workers for name, part in worker["vectors"].items()}
+    return Found(next(iter(problems), None), sites, predicted, lens, vectors)
 
 
 def best(found: Found) -> int:

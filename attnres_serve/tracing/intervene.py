@@ -33,11 +33,13 @@ class Intervention:
         edits = list(edits)
         self._end = max((edit.runs[-1][1] for edit in edits), default=0)
         self._edits: dict[int, list[tuple[Resolved, list[int], np.ndarray]]] = defaultdict(list)
+        self._replacing = self._edits.copy()
         self._masks: dict[int, np.ndarray] = {}  # tokens that any edit of a site changes
         for edit in edits:
             own = mask(edit.runs, self._end + 1)  # the last one stands for all behind the edits
+            kept = self._replacing if edit.kind == "replace" else self._edits
             for index, columns in edit.sites:
-                self._edits[index].append((edit, columns, own))
+                kept[index].append((edit, columns, own))
                 self._masks[index] = self._masks.get(index, False) | own
         self._seen: Counter[int] = Counter()  # tokens by site
         self.wrong: str | None = None  # raised behind the replay, where no other worker waits
@@ -45,7 +47,21 @@ class Intervention:
     @property
     def sites(self) -> frozenset[int]:
         """The indices of the sites that it changes."""
-        return frozenset(self._edits)
+        return frozenset(self._masks)
+
+    def sources(
+        self, index: int, sources: Sequence[Tensor], positions: Sequence[int] | np.ndarray
+    ) -> list[Tensor]:
+        """The sources ``[T, d]`` of a site as it reads them; one that is replaced is float32."""
+        found, places = list(sources), np.minimum(positions, self._end)
+        for edit, (column,), own in self._replacing.get(index, ()):
+            chosen = own[places].nonzero()[0]
+            given = np.frombuffer(edit.vectors, np.float32).reshape(-1, sources[0].shape[-1])
+            # One for each token of the edit, or one for all of them.
+            given = given[(own.cumsum() - 1)[places[chosen]] % len(given)]
+            found[column] = found[column].float().clone()
+            found[column][chosen] = torch.from_numpy(given).to(found[column].device)
+        return found
 
     def weights(
         self,
@@ -58,7 +74,7 @@ class Intervention:
 
         Args:
             index: of the site.
-            sources: ``n`` tensors ``[T, d]``.
+            sources: ``n`` tensors ``[T, d]``, as ``sources`` gives them.
             site: what the site has learned.
             positions: ``T``, of the tokens in the sequence.
         """
@@ -87,9 +103,12 @@ class Intervention:
             places = rows[at : at + TOKENS_AT_ONCE]
             chosen = torch.from_numpy(places - begin).to(normed.device)
             own, site = [source[chosen] for source in sources], norm.site_weights()
-            before, after = self.weights(index, own, site, places)
+            read = self.sources(index, own, places)
+            before, after = self.weights(index, read, site, places)
             changed = (before != after).any(-1)
-            mixed = mixed_by(after, own)
+            for one, other in zip(own, read, strict=True):
+                changed |= (one != other).any(-1)
+            mixed = mixed_by(after, read)
             wanted = reference.rms_norm(mixed, site.norm_weight, site.norm_eps)
             result[chosen[changed]] = wanted[changed].to(normed.dtype)
         return result if isinstance(output, Tensor) else (result, output[1])

@@ -30,6 +30,7 @@ class Question(BaseModel):
         description="how many are named where each mix and each sum is read by the model's own "
         "last norm and head",
     )
+    vectors: bool = Field(False, description="whether the answer is a safetensors file of vectors")
 
 
 def chosen_sites(wanted: Sequence[int] | None, every: Sequence[Site]) -> list[Site]:

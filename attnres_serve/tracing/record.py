@@ -25,6 +25,7 @@ from attnres_serve.tracing.intervene import Intervention
 from attnres_serve.tracing.lens import Reader
 from attnres_serve.tracing.listen import TOKENS_AT_ONCE, folded, rms, sources_of
 from attnres_serve.tracing.predict import Predictions
+from attnres_serve.tracing.vectors import Vectors
 
 # How far a site's own result may be from the mix by the traced weights: some roundings of answers
 # of phase 1 and of the result in 8 bits (bfloat16), or the scores of a float32 product in TF32.
@@ -82,13 +83,13 @@ class Recorder:
     Args:
         positions: ascending, the tokens that are traced.
         intervention: what changes the weights then.
-        lens: takes the sources, and the weights by which they are read.
+        takers: of the sources, and of the weights by which they are read.
     """
 
     def __init__(
-        self, positions: Sequence[int], intervention: Intervention, lens: Reader | None = None
+        self, positions: Sequence[int], intervention: Intervention, *takers: Reader | Vectors
     ) -> None:
-        self.positions, self.intervention, self.lens = positions, intervention, lens
+        self.positions, self.intervention, self.takers = positions, intervention, takers
         self.seen: Counter[int] = Counter()  # tokens by site
         self.parts: dict[int, list[SiteTrace]] = {}
         self.wrong: str | None = None
@@ -106,12 +107,14 @@ class Recorder:
             chosen = [source[rows] for source in sources]
             site = norm.site_weights()
             traced, distance = attend(chosen, site, normed[rows])
-            weights = traced.weights
+            weights, sizes = traced
             if index in self.intervention.sites:
+                chosen = self.intervention.sources(index, chosen, positions)
                 _, weights = self.intervention.weights(index, chosen, site, positions)
-            parts.append(SiteTrace(weights.cpu(), traced.rms.cpu()))
-            if self.lens is not None:
-                self.lens.take(index, chosen, weights)
+                sizes = torch.stack([rms(source) for source in chosen], dim=-1)
+            parts.append(SiteTrace(weights.cpu(), sizes.cpu()))
+            for taker in self.takers:
+                taker.take(index, chosen, weights)
             far = ~(distance <= CLOSE.get(normed.dtype, CLOSE_ROUNDED))  # NaN as well
             if self.wrong is None and bool(far.any()):
                 token = positions[int(far.nonzero()[0])]
@@ -142,6 +145,7 @@ def record(
     edits: Sequence[Resolved] = (),
     predictions: Predictions | None = None,
     lens: Reader | None = None,
+    vectors: Vectors | None = None,
 ) -> dict[int, SiteTrace]:
     """Replay a sequence; every worker of the engine does so at once.
 
@@ -153,6 +157,7 @@ def record(
         edits: of what sites read.
         predictions: takes what follows the tokens.
         lens: takes what sites mix, which are among those that are wanted, and predicts from it.
+        vectors: takes what sites read, mix and are given.
 
     Returns:
         The traces of those of them that mix and are in this worker's pipeline stage, with the
@@ -165,11 +170,13 @@ def record(
     """
     installed = decoder.inner_model(worker).attn_res_sites
     intervention = Intervention(edits)
-    recorder = Recorder(positions, intervention, lens)
+    recorder = Recorder(positions, intervention, *(x for x in (lens, vectors) if x is not None))
     own = [norm for at, norm in installed.items() if at in wanted and norm.site.mixes]
     handles = [norm.register_forward_hook(recorder) for norm in own]
     changed = [norm for at, norm in installed.items() if at in intervention.sites]
     handles += [norm.register_forward_hook(intervention) for norm in changed]
+    behind = [norm for at, norm in installed.items() if vectors and at - 1 in wanted]
+    handles += [norm.register_forward_pre_hook(vectors) for norm in behind]
     try:
         with recorded_sites() as ran:  # not counted as a pass that serves
             passes = replay.replay(worker, ids, predictions)

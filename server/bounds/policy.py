@@ -20,6 +20,7 @@ class Policy:
     max_sequences: int = 256  # vLLM's own bounds: 1024 prompts, and 16384 sequences for each
     max_trace_tokens: int = 4096  # one replay is one pause of the engine
     max_trace_weights: int = 2**18  # an answer of about 6 MB
+    max_trace_bytes: int = 64 * 2**20
     drain_delay: int = 0  # seconds
     enable_weight_updates: bool = False
 
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "max_sequences": "prompts times answers (n) of one request; 400 over it",
         "max_trace_tokens": "prompt and answer of one trace; 400 over it",
         "max_trace_weights": "tokens x sites x their sources of one trace; 400 over it",
+        "max_trace_bytes": "vectors of one trace; 400 over it",
     }
     for name, said in bounds.items():
         default = getattr(Policy, name)

@@ -23,6 +23,7 @@ class Asked(NamedTuple):
         sites: indices of those that are traced.
         top: the number of most probable tokens behind each; None for no logprobs.
         lens: what else predicts, of the same tokens; None for nothing.
+        vectors: whether those of the sites are wanted.
     """
 
     ids: list[int]
@@ -30,6 +31,7 @@ class Asked(NamedTuple):
     sites: list[int]
     top: int | None = None
     lens: Lens | None = None
+    vectors: bool = False
 
 
 async def replay(state, client, asked: Asked, edits: Sequence[Resolved]) -> trace_answer.Found:
@@ -41,12 +43,12 @@ async def replay(state, client, asked: Asked, edits: Sequence[Resolved]) -> trac
     Raises:
         HTTPException: there is a problem.
     """
-    ids, positions, sites, top, lens = asked
+    ids, positions, sites, top, lens, vectors = asked
     if not positions:
         none = dict.fromkeys(sites, (b"", b""))
         return trace_answer.Found(None, none, NOTHING, NOTHING)
     predicted = None if top is None else (trace_answer.following(ids, positions), top)
-    words = ids[: positions[-1] + 1], positions, sites, list(edits), predicted, lens
+    words = ids[: positions[-1] + 1], positions, sites, list(edits), predicted, lens, vectors
     lock: asyncio.Lock = state.attn_res_replays
     await lock.acquire()
     running = asyncio.ensure_future(requests.ask_workers(client, "attn_res_trace", *words))

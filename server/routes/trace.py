@@ -5,15 +5,17 @@ The tokens are served as any request is, then the workers replay them (``tracing
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import Field, model_validator
+from safetensors.numpy import save
 
 from attnres_serve import settings
 from attnres_serve.compat import engine_config, openai_app, openai_server, requests
@@ -31,6 +33,7 @@ from attnres_serve.tracing import readings
 from attnres_serve.tracing.answer import TraceAnswer
 from attnres_serve.tracing.question import Question, chosen_sites
 
+SAFETENSORS = "application/octet-stream"  # the type of an answer with vectors
 GONE = 499  # status of an answer that nobody waits for
 
 
@@ -80,7 +83,10 @@ router = APIRouter(tags=["Attention Residuals"], route_class=OneSentence, respon
 
 
 @router.post(
-    "/v1/attn_res/trace", response_model=TraceAnswer, dependencies=[Depends(_require_json)]
+    "/v1/attn_res/trace",
+    response_model=TraceAnswer,
+    responses={200: {"content": {SAFETENSORS: {}}}},
+    dependencies=[Depends(_require_json)],
 )
 async def trace(body: TraceRequest, raw_request: Request):
     """Trace depth attention: weights, RMS of the sources and entropy at every site."""
@@ -103,11 +109,12 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     given = await _prompt(body, raw_request)
     _check_length(client, policy, body, len(given))
     length = len(given) + body.max_tokens
+    hidden = client.vllm_config.model_config.get_hidden_size()
     try:
         if body.edits:
             edit_lists.require_few_tokens(body.max_tokens, "max_tokens", "edits")
         positions = edit_lists.positions(body.tokens, length)
-        edits = await asyncio.to_thread(edit_lists.resolve, body.edits, places, length)
+        edits = await asyncio.to_thread(edit_lists.resolve, body.edits, places, length, hidden)
         engine_config.require_few_logprobs(client.vllm_config, "logprobs", body.logprobs)
         engine_config.require_few_logprobs(client.vllm_config, "lens", body.lens)
         if body.lens is not None:
@@ -115,6 +122,8 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     except SettingError as error:
         raise HTTPException(400, str(error)) from None
     _check_weights(policy, len(positions), chosen, body)
+    if body.vectors:
+        _check_bytes(policy, len(positions), chosen, hidden)
     ids = given
     if body.max_tokens:
         name = f"attn-res-trace-{raw_request.headers.get('X-Request-Id') or uuid4().hex}"
@@ -130,7 +139,8 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     lens = None
     if body.lens is not None:
         lens = readings.Lens(readings.readings(chosen), following, body.lens)
-    asked = replays.Asked(ids, positions, [site.index for site in chosen], body.logprobs, lens)
+    indices = [site.index for site in chosen]
+    asked = replays.Asked(ids, positions, indices, body.logprobs, lens, body.vectors)
     found = await replays.replay(state, client, asked, edits)
     texts_of = partial(requests.token_texts, client)
     texts = texts_of([ids[at] for at in positions])
@@ -139,7 +149,8 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     if body.logprobs is not None:
         plain = found
         if edits:
-            plain = await replays.replay(state, client, asked._replace(sites=[], lens=None), [])
+            own = asked._replace(sites=[], lens=None, vectors=False)
+            plain = await replays.replay(state, client, own, [])
 
         def named(run: trace_answer.Found) -> list[dict[str, Any]]:
             assert run.predicted is not None, "they were asked for"
@@ -155,6 +166,9 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
         head["lens"] = readings.answered(chosen, positions, lens, found.lens, texts_of)
     pieces = [(site, *found.sites[site.index]) for site in chosen]
     content = await asyncio.to_thread(_encode, head, pieces, len(positions))
+    if body.vectors:
+        content = await asyncio.to_thread(_with_vectors, content, found.vectors)
+        return Response(content, media_type=SAFETENSORS)
     return Response(content, media_type="application/json")
 
 
@@ -232,6 +246,27 @@ def _check_weights(policy: Policy, tokens: int, chosen: list[Site], body: TraceR
             f"--max-trace-weights); {tokens} tokens x {len(chosen)} sites{besides} have "
             f"{tokens * (weights + named)}, so choose some by `tokens` and `sites`.",
         )
+
+
+def _check_bytes(policy: Policy, tokens: int, chosen: list[Site], hidden: int) -> None:
+    """Refuse vectors of too many bytes: of sources, mix and sublayer of each site."""
+    size = 4 * tokens * hidden * sum(site.num_sources + 2 for site in chosen)
+    if size > policy.max_trace_bytes:
+        raise HTTPException(
+            400,
+            f"The vectors of a trace have at most {policy.max_trace_bytes} bytes "
+            f"(--max-trace-bytes); those of {tokens} tokens x {len(chosen)} sites have {size}, so "
+            "choose some by `tokens` and `sites`.",
+        )
+
+
+def _with_vectors(trace: bytes, vectors: Mapping[str, tuple[Sequence[int], bytes]]) -> bytes:
+    """A safetensors file of the vectors by their names, and of the trace's JSON as ``trace``."""
+    found = {
+        name: np.frombuffer(own, np.float32).reshape(shape)
+        for name, (shape, own) in vectors.items()
+    }
+    return save(found | {"trace": np.frombuffer(trace, np.uint8)})
 
 
 def _encode(head: dict, pieces: list[tuple[Site, bytes, bytes]], rows: int) -> bytes:
