@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from goldens import check_executed, check_golden_over_http, check_job, expected
 from jobs import engine_job, run_engine
 from serving import GOLDENS, OURS, VLLMS, running
-from trace_cases import FAR, wanted
+from trace_cases import FAR, check_vectors, wanted
 from trace_http import check_golden_traces
 
 from attnres_serve.checkpoints.convert.command import convert
@@ -119,7 +120,7 @@ def test_golden(way, name, algorithm, mode, chunked, backend, house_copy, tmp_pa
         job = golden_job(golden, algorithm, mode, chunked, backend) | {"trace": True}
         (info,) = run_engine([job], tmp_path)["results"]
         check_job(info, expected(golden))
-        check_trace(golden, max(job["prompts"], key=len), info["trace"])
+        check_trace(golden, max(job["prompts"], key=len), info)
     else:
         env = {}
         if way == "ours":
@@ -138,8 +139,12 @@ def test_golden(way, name, algorithm, mode, chunked, backend, house_copy, tmp_pa
     check_executed(info, algorithm, compiled=mode == "compiled")
 
 
-def check_trace(golden: Path, ids: list[int], trace: list[Any]) -> None:
-    weights, rms = wanted(load(golden), ids)
+def check_trace(golden: Path, ids: list[int], result: dict[str, Any]) -> None:
+    """Weights and magnitudes of all tokens, and vectors of three of them."""
+    model, trace = load(golden), result["trace"]
+    weights, rms = wanted(model, ids)
+    found = {name: torch.tensor(own) for name, own in result["vectors"].items()}
+    check_vectors(model, ids, [0, len(ids) // 2, len(ids) - 1], found)
     assert [site for site, *_ in trace] == list(range(len(weights)))
     for site, own, size in trace:
         np.testing.assert_allclose(own, weights[site], atol=FAR)

@@ -70,7 +70,7 @@ def test_a_stage_that_starts_inside_a_block(tmp_path):
     asked = pipeline(BLOCK, IN_MID_BLOCK, "two_phase") | {"trace": True}
     eager = pipeline(BLOCK, IN_MID_BLOCK, "single_pass", "eager")
     result, _ = check([asked, eager], BLOCK, tmp_path)
-    check_trace(GOLDENS / BLOCK, max(asked["prompts"], key=len), result["trace"])
+    check_trace(GOLDENS / BLOCK, max(asked["prompts"], key=len), result)
 
 
 @pytest.mark.exhaustive
@@ -105,7 +105,7 @@ def test_sharded_sites(tmp_path):
     results = check(jobs, BLOCK, tmp_path)
     assert [results[0][kind] for kind in KINDS] == [results[1][kind] for kind in KINDS]
     check_asked(GOLDENS / BLOCK, *results)
-    check_trace(GOLDENS / BLOCK, max(whole["prompts"], key=len), results[1]["trace"])
+    check_trace(GOLDENS / BLOCK, max(whole["prompts"], key=len), results[1])
     log = (tmp_path / "log").read_text()
     assert log.count("sites sharded from 8 tokens on: a bank of 24.6 kB instead of 48.1 kB") == 2
 

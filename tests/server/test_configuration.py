@@ -35,6 +35,7 @@ VALUES: dict[str, Any] = {
     "max_sequences": 9,
     "max_trace_tokens": 10,
     "max_trace_weights": 11,
+    "max_trace_bytes": 13,
     "drain_delay": 12,
     "attnres_algorithm": "two_phase",
     "attnres_backend": "torch",
@@ -110,7 +111,7 @@ def test_a_file_starts_the_server(folder, served: list[argparse.Namespace], monk
     assert cli.main(["serve", "--config", "serve.yaml"]) == 0
     (args,) = served
     assert args.model == str(DEMO) and openai_server.api_keys(args) == ["a-key"]
-    assert openai_server.policy_of(args) == Policy(True, 7, 8, 9, 10, 11, 12, True)
+    assert openai_server.policy_of(args) == Policy(True, 7, 8, 9, 10, 11, 13, 12, True)
     found = {key: value for key, value in args.additional_config.items() if value != "off"}
     assert found.pop("attnres_edits") == [{"sources": ["partial"], "mask": True}]
     assert found == {name: VALUES[name] for name in found} and len(found) == 5
@@ -140,7 +141,7 @@ def test_variables_start_the_server(folder, served, monkeypatch) -> None:
     assert cli.main(["serve", str(DEMO), "--port", "0"]) == 0
     (args,) = served
     assert openai_server.api_keys(args) == ["a-key"]
-    assert openai_server.policy_of(args) == Policy(True, 7, 8, 9, 10, 11, 12, True)
+    assert openai_server.policy_of(args) == Policy(True, 7, 8, 9, 10, 11, 13, 12, True)
     assert len(args.additional_config) == 8
 
 

@@ -996,16 +996,17 @@ def test_flags_reach_the_server(served, tmp_path, capfd):
     keys.write_text(f"{KEY}\nanother\n")
     bounds = ["--max-body-bytes", "7", "--max-concurrent-requests", "8", "--max-sequences", "9"]
     bounds += ["--max-trace-tokens", "10", "--max-trace-weights", "11", "--drain-delay", "12"]
+    bounds += ["--max-trace-bytes", "13"]
     flags = ["--port", "0", "--api-key-file", str(keys), "--public-metrics", *bounds]
     assert cli.main(["serve", GOLDEN, *flags]) == 0
     (args,) = served
     assert openai_server.api_keys(args) == [KEY, "another"]
-    assert openai_server.policy_of(args) == Policy(True, 7, 8, 9, 10, 11, 12)
+    assert openai_server.policy_of(args) == Policy(True, 7, 8, 9, 10, 11, 13, 12)
     assert args.allowed_origins == []
     assert not args.trust_remote_code
     # To processes of their own they travel pickled; vLLM 0.28 logs the arguments as they are.
     copied = pickle.loads(pickle.dumps(args))
-    assert openai_server.policy_of(copied) == Policy(True, 7, 8, 9, 10, 11, 12)
+    assert openai_server.policy_of(copied) == Policy(True, 7, 8, 9, 10, 11, 13, 12)
     assert openai_server.api_keys(copied) == [KEY, "another"]
     assert KEY not in repr(copied) + str(vars(copied)) + capfd.readouterr().err
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from base64 import b64encode
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from edited_oracle import evaluate, greedy, mixing_sites, sources_at
 from fastapi import FastAPI
 from jobs import fresh_prompts
 from lens_oracle import lens
+from safetensors.torch import load
 from serving import GOLDENS
 from starlette.testclient import TestClient
 from transformers import LlamaConfig
@@ -20,7 +22,7 @@ from transformers import LlamaConfig
 pytest.importorskip("vllm")
 
 from in_process import world
-from trace_cases import FAR, LOGPROBS, check_lens, wanted, worker_of
+from trace_cases import FAR, LOGPROBS, check_lens, check_vectors, wanted, worker_of
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeResponse
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -45,8 +47,9 @@ BLOCK = GOLDENS / "fla_transformer_block"
 CUMULATIVE = GOLDENS / "qwen3_attnres_cumulative_block"  # no final mix
 URL = "/v1/attn_res/trace"
 ANSWER = [7, 8, 9]
+PARTS = ("sources", "mix", "output")
 TEXT = {"hello": [3, 4, 5, 6]}
-NOTHING = {"predicted": None, "lens": None}  # that a worker was asked to predict
+NOTHING = {"predicted": None, "lens": None, "vectors": {}}  # that a worker was asked to predict
 
 
 class Client:
@@ -75,6 +78,11 @@ class Client:
         if method == "attn_res_trace":  # a stage has its own sites only
             for stage, worker in enumerate(found):
                 worker["sites"] = [site for site in worker["sites"] if (site[0] > 6) == stage]
+                worker["vectors"] = {
+                    name: part
+                    for name, part in worker["vectors"].items()
+                    if (int(name.split(".")[1]) > 6) == stage
+                }
         return found
 
     async def is_sleeping(self) -> bool:
@@ -411,6 +419,14 @@ def edit(**fields: Any) -> dict[str, Any]:
     return {"prompt": [3], "edits": [fields]}
 
 
+def patch(text: str) -> dict[str, Any]:
+    return edit(replace=text, sources=["embedding"])
+
+
+def packed(values: Any) -> str:
+    return b64encode(np.array(values, np.float32).tobytes()).decode()
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -463,6 +479,13 @@ def edit(**fields: Any) -> dict[str, Any]:
         (edit(mean=True, tokens=[1]), "edits[0].tokens: there is no token 1; the sequence has"),
         (edit(mask=True), "edits[0].mask needs `sources`"),
         (edit(force=True, sources=["embedding", "partial"]), "needs exactly one of the sources"),
+        (edit(mean=True, tokens=[]), "edits[0].tokens is empty; name a token, or leave it out"),
+        (edit(replace=""), "edits[0].replace needs exactly one of the sources"),
+        (patch("$"), "edits[0].replace cannot be read; expected base64 of float32 numbers."),
+        (patch(packed([0] * 3)[:5]), "edits[0].replace cannot be read"),
+        (patch(packed([0] * 3)), "has 3 numbers; expected the 64 of one vector, or 1 x 64, one"),
+        (patch(packed([np.nan] * 64)), "edits[0].replace has a number that is not finite or is"),
+        (patch(packed([2e15] * 64)), "is beyond 1e+15; expected vectors like the model's own."),
         (edit(weights=[0.5, 0.4]), "edits[0].weights have the sum 0.9; expected 1"),
         (edit(weights=[0.5, 0.5], sites=[0]), "weights has 2 numbers for 1 sources of site 0"),
         (
@@ -541,6 +564,49 @@ def test_what_is_served_says_how_large_a_trace_may_be(folder):
     asked = {"logprobs": 2, "lens": 3}
     app.post(URL, json={"prompt": [3] * 4, **asked}).raise_for_status()
     assert f"have {5 * each}" in refused(app, 400, prompt=[3] * 5, **asked)
+
+
+@pytest.mark.parametrize("folder", [BLOCK, CUMULATIVE], ids=lambda folder: folder.name)
+def test_an_answer_with_vectors(folder):
+    """A safetensors file of both stages' sites, with the trace that is answered without them."""
+    (ids,), app, model = fresh_prompts((21,)), app_of(Client(folder)), oracle.load(folder)
+    asked = {"prompt": ids, "tokens": [0, 7, 20], "logprobs": 1}
+    answer = app.post(URL, json=asked | {"vectors": True}).raise_for_status()
+    assert answer.headers["content-type"] == "application/octet-stream"
+    found = load(answer.content)
+    own = json.loads(bytes(found.pop("trace").tolist()))
+    assert own == app.post(URL, json=asked).json()
+    check_vectors(model, ids, [0, 7, 20], found)
+    some = app.post(URL, json=asked | {"vectors": True, "sites": [7, 2], "tokens": [7]})
+    few = load(some.content)
+    few.pop("trace")
+    assert few.keys() == {f"site.{at}.{part}" for at in (2, 7) for part in PARTS}
+    assert all(own.equal(found[name][1:2]) for name, own in few.items())
+
+
+def test_a_source_is_replaced(app):
+    """By a vector of the request, which the answer reads; what other sites read is their own."""
+    vector = np.linspace(-1, 1, 64, dtype=np.float32)
+    edit = {"sites": [4], "sources": ["embedding"], "tokens": [1], "replace": packed(vector)}
+    asked = {"prompt": [3, 4, 5], "edits": [edit], "vectors": True}
+    found = load(app.post(URL, json=asked).raise_for_status().content)
+    assert found["site.4.sources"][1, 0].numpy() == pytest.approx(vector)
+    plain = load(app.post(URL, json=asked | {"edits": []}).content)
+    assert found["site.3.output"].equal(plain["site.3.output"])
+    assert not found["site.4.mix"][1].equal(plain["site.4.mix"][1])
+
+
+def test_vectors_of_too_many_bytes(app):
+    """Tokens x the sources of the sites, their mixes and outputs, each of 64 numbers of 4 bytes."""
+    each = 4 * 64 * (2 + 2)  # site 3: the embedding and the partial sum
+    app.app.state.args.attn_res_policy = Policy(max_trace_bytes=2 * each)
+    asked = {"sites": [3], "vectors": True}
+    answer = app.post(URL, json=asked | {"prompt": [3] * 2}).raise_for_status()
+    sizes = [own.nbytes for name, own in load(answer.content).items() if name != "trace"]
+    assert sum(sizes) == 2 * each
+    said = refused(app, 400, **asked, prompt=[3] * 3)
+    assert f"at most {2 * each} bytes (--max-trace-bytes)" in said
+    assert f"3 tokens x 1 sites have {3 * each}" in said
 
 
 def test_too_many_tokens(app):

@@ -102,6 +102,7 @@ def every_flag(folder: Path) -> dict[str, object]:
         "max-sequences": SEQUENCES,
         "max_trace_tokens": TRACE_TOKENS,
         "max_trace_weights": WEIGHTS,
+        "max_trace_bytes": 64 * 2**20,
         "max-body-bytes": 4 * 2**20,
         "max-concurrent-requests": 1024,
         "drain-delay": 0,

@@ -106,7 +106,8 @@ def replayed(
 ) -> Replayed:
     """All that a replay under edits gives."""
     every = sites(spec_of(worker.vllm_config.model_config.hf_config))
-    edits = resolve([Edit.model_validate(edit) for edit in asked], every, len(ids))
+    hidden = worker.vllm_config.model_config.get_hidden_size()
+    edits = resolve([Edit.model_validate(edit) for edit in asked], every, len(ids), hidden)
     mixing, rows, following = [site for site in every if site.mixes], range(len(ids)), [*ids[1:]]
     following.append(NONE)
     predictions = Predictions(rows, following, top)
@@ -140,6 +141,26 @@ def check_replay(
     ):
         torch.testing.assert_close(own.double(), other, atol=LOGPROBS, rtol=0)
     return found
+
+
+def check_vectors(
+    model: oracle.Model, ids: Sequence[int], rows: Sequence[int], found: dict[str, Tensor]
+) -> None:
+    """The vectors of all sites and sublayers at these tokens are the float64 model's."""
+    x, y, names = model.embed(ids), [], set()
+    for site in range(model.spec.final + 1):
+        mix, weights = model.mix(site, x, y)
+        wanted = {}
+        if weights is not None:
+            wanted = {"sources": model.sources(site, x, y).transpose(0, 1), "mix": mix}
+        if site < model.spec.final:
+            y.append(model.sublayer(site, mix))
+            wanted["output"] = y[-1]
+        for part, own in wanted.items():
+            name = f"site.{site}.{part}"
+            names.add(name)
+            torch.testing.assert_close(found[name].double(), own[rows], atol=FAR, rtol=FAR)
+    assert found.keys() == names
 
 
 def unpacked(packed: Sequence[bytes], rows: int) -> tuple[Tensor, Tensor, Tensor]:

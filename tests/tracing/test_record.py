@@ -205,8 +205,8 @@ def test_a_worker_never_raises():
     """An error travels as a sentence: vLLM would mix up the answers of several workers."""
     worker = worker_of(BLOCK, "single_pass", HERE[0], 16)
     for method, empty, *args in (
-        ("trace", {"sites": [], "predicted": None, "lens": None}, [10**6], [0], [0]),
-        ("trace", {"sites": [], "predicted": None, "lens": None}, None, [0], [0]),
+        ("trace", {"sites": [], "predicted": None, "lens": None, "vectors": {}}, [10**6], [0], [0]),
+        ("trace", {"sites": [], "predicted": None, "lens": None, "vectors": {}}, None, [0], [0]),
     ):
         found = getattr(WorkerExtension, f"attn_res_{method}")(worker, *args)
         assert found.pop("problem").endswith("failed; the engine's log says why.")

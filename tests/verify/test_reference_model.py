@@ -74,7 +74,7 @@ def test_what_it_does_not_know_is_refused(tmp_path):
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     model = attnres_serve.reference_model(tmp_path / "a")
     for ids in ([], [-1], [config["vocab_size"]], [[1]]):
-        with pytest.raises(SettingError, match=r"expected token ids of one sequence, from 0 to"):
+        with pytest.raises(SettingError, match=r"expected a list of token ids from 0 to"):
             model(ids)
     with pytest.raises(SettingError, match=r"found torch.bfloat16; expected torch.float32 or"):
         attnres_serve.reference_model(tmp_path / "a", torch.bfloat16)

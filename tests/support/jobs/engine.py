@@ -109,6 +109,19 @@ def trace(llm, ids: list[int], edits: list[Any] | None = None) -> list[list[Any]
     return sorted(found)
 
 
+def vectors(llm, ids: list[int]) -> dict[str, list[Any]]:
+    """Those of every site at the first, a middle and the last token, by their names."""
+    rows = [0, len(ids) // 2, len(ids) - 1]
+    asked = ids, rows, list(range(10**3)), [], None, None, True
+    found: dict[str, list[Any]] = {}
+    for worker in llm.collective_rpc("attn_res_trace", args=asked):
+        assert worker["problem"] is None, worker["problem"]
+        assert not found.keys() & worker["vectors"].keys()
+        for name, (shape, own) in worker["vectors"].items():
+            found[name] = np.frombuffer(own, np.float32).reshape(shape).tolist()
+    return found
+
+
 def watch(worker) -> None:
     """Count what a worker asks of the others, and the bytes of its banks."""
     from vllm.distributed import get_tp_group
@@ -265,7 +278,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         result["again"] = other_loads(llm, lora, job["again"], ask)
     if job["trace"]:
         assert set(llm.collective_rpc("attn_res_untraceable")) == {None}
-        result["trace"] = trace(llm, longest)
+        result["trace"], result["vectors"] = trace(llm, longest), vectors(llm, longest)
     if job["counted"]:
         llm.collective_rpc(watch)
         result["asked"] = []
