@@ -19,6 +19,7 @@ import pytest
 import torch
 from asked_server import asked_server
 from made_up import made_up
+from safetensors.numpy import save
 from serving import DEMO, free_port
 
 import attnres_serve
@@ -95,6 +96,34 @@ def test_everything_that_can_be_asked(server):
     assert server["json"]["edits"] == [{"scale": 2.0}]
     attnres_serve.trace(URL, PROMPT, edits=BAN)
     assert server["json"]["edits"] == [BAN]
+
+
+def test_vectors_are_asked_for(server):
+    """A vector of an edit as base64; what the answer has, by site and with the names of sources."""
+    answer = made_up(3, 2)
+    count, index = len(answer.sites[1].sources), answer.sites[1].index
+    tensors = {"trace": np.frombuffer(answer.model_dump_json().encode(), np.uint8)}
+    tensors[f"site.{index}.sources"] = np.ones((len(answer.tokens), count, 4), np.float32)
+    server["answer"] = httpx.Response(200, content=save(tensors))
+    edit = {"sites": [1], "sources": ["embedding"]}
+    for vector in ([1.5, 2], np.array([1.5, 2]), torch.tensor([1.5, 2.0])):
+        given = [edit | {"replace": vector}]
+        found = attnres_serve.trace(URL, PROMPT, vectors=True, edits=given)
+        assert server["json"]["vectors"] is True
+        assert server["json"]["edits"] == [edit | {"replace": "AADAPwAAAEA="}]
+    assert found.answer == answer
+    assert found.vectors[index]["sources"].sizes == {
+        "token": len(answer.tokens),
+        "source": count,
+        "hidden": 4,
+    }
+    assert attnres_serve.Trace(answer).vectors == {}
+    for wrong in (["a"], [1j], torch.ones(2).bfloat16(), None):
+        with pytest.raises(SettingError, match=r"edits\[0\].replace: found .*expected an array of"):
+            attnres_serve.trace(URL, PROMPT, edits=[edit | {"replace": wrong}])
+    server["answer"] = httpx.Response(200, content=b"{}")
+    with pytest.raises(SettingError, match="expected an answer of attnres-serve's route"):
+        attnres_serve.trace(URL, PROMPT, vectors=True)
 
 
 @pytest.mark.parametrize(

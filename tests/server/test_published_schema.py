@@ -37,6 +37,7 @@ ROUTES = {
             "prompt": "import os",
             "max_tokens": 2,
             "logprobs": 2,
+            "vectors": False,
             "edits": [{"sites": [3], "mean": True}],
         }
     },

@@ -21,6 +21,7 @@ from faults import find, metrics, until, value
 from goldens import ASK, expected
 from lens_oracle import lens
 from openai import OpenAI
+from safetensors import safe_open
 from serving import DEMO, GOLDENS, OURS, Server, running, running_demo
 from trace_cases import FAR, LOGPROBS, check_lens
 from trace_http import ANSWER, URL, check, check_golden_traces, others, trace
@@ -138,6 +139,30 @@ def test_the_command_and_python_give_the_routes_answer(server, monkeypatch, tmp_
     assert json.loads(out.read_text()) == wanted
 
 
+def test_vectors_of_python_are_patched_in(server, model):
+    """Own vectors change nothing; those of another text give what follows in it."""
+    ask = partial(attnres_serve.trace, server.url, key=KEY, logprobs=1)
+    ids = [token["id"] for token in trace(server, prompt=TEXT, sites=[])["tokens"]]
+    plain, other = (ask(own, sites=[9, 16], vectors=True) for own in (ids, ids[::-1]))
+    assert plain.vectors[9]["output"].dims == ("token", "hidden")
+    assert [*plain.vectors[16]] == ["sources", "mix"]
+
+    def patched(given: attnres_serve.Trace) -> attnres_serve.Trace:
+        sources = given.vectors[16]["sources"]
+        return ask(
+            ids,
+            edits=[
+                {"sites": ["final"], "sources": [name], "replace": sources.sel(source=name)}
+                for name in sources["source"].values
+            ],
+        )
+
+    assert patched(plain)["top_logprob"].equals(plain["top_logprob"])
+    found = patched(other)["top_logprob"].values
+    np.testing.assert_allclose(found, other["top_logprob"].values, atol=LOGPROBS)
+    assert abs(found - plain["top_logprob"].values).max() > 1
+
+
 def test_a_client_that_goes_away_leaves_nothing(server, model):
     """Its generation is aborted, which is counted, and the next trace is answered.
 
@@ -173,9 +198,11 @@ def test_the_cells_of_python(path, server, monkeypatch, tmp_path):
 
     def from_server(checkpoint, prompt, *, dtype, served_model_name=None, **asked):
         assert (tmp_path / checkpoint).resolve() == DEMO and dtype == "float32"
-        found = ask(server.url, prompt, key=KEY, **asked).answer
+        found = ask(server.url, prompt, key=KEY, **asked)
         name = {"model": served_model_name or checkpoint}
-        return attnres_serve.Trace(found.model_copy(update=name))
+        renamed = attnres_serve.Trace(found.answer.model_copy(update=name))
+        renamed.vectors = found.vectors
+        return renamed
 
     monkeypatch.setattr(attnres_serve, "trace", from_server)
     cells.link_demo(tmp_path)
@@ -218,14 +245,17 @@ def test_the_tutorial(server, monkeypatch, tmp_path):
     cells.check(cells.TUTORIAL)
 
 
-def test_the_examples_of_the_documentation(server):
+def test_the_examples_of_the_documentation(server, monkeypatch, tmp_path):
     """The traces of docs/use/inspect.md, word for word but for the address and the key."""
+    monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "use" / "inspect.md").read_text()
     curls = re.findall(r"```bash\n(curl http://127.0.0.1:8000/v1/attn_res/trace.*?)```", page, re.S)
     key = f"-H 'Authorization: Bearer {KEY}' -H"
-    edited, read, plain = (
+    edited, read, plain, _ = (
         run(["bash", "-c", at(server, curl).replace("-H", key, 1)]) for curl in curls
     )
+    with safe_open("vectors.safetensors", "np") as file:
+        assert {f"site.9.{part}" for part in ("sources", "mix", "output")} < {*file.keys()}
     assert '"kind": "mlp"' in plain and '"index": 4' in plain
     (told,) = re.findall(r"```json\n(\[.*?\])\n```", page, re.S)
     found = {(one["site"], one["vector"]): one for one in json.loads(read)["lens"]}
