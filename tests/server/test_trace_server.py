@@ -157,7 +157,8 @@ def test_vectors_of_python_are_patched_in(server, model):
             ],
         )
 
-    assert patched(plain)["top_logprob"].equals(plain["top_logprob"])
+    own = patched(plain)["top_logprob"].values
+    np.testing.assert_array_equal(own, plain["top_logprob"].values)
     found = patched(other)["top_logprob"].values
     np.testing.assert_allclose(found, other["top_logprob"].values, atol=LOGPROBS)
     assert abs(found - plain["top_logprob"].values).max() > 1
