@@ -14,9 +14,9 @@ pytest.importorskip("vllm")
 from in_process import world
 from trace_cases import BLOCK, FAR, LOGPROBS, check_vectors, record, replayed, worker_of
 
+from attnres_serve.depth.edits import Edit, Resolved, resolve
 from attnres_serve.depth.sites import sites
 from attnres_serve.model.config import spec_of
-from attnres_serve.depth.edits import Edit, Resolved, resolve
 from attnres_serve.tracing.vectors import Vectors
 from attnres_serve.verify import oracle
 
