@@ -25,6 +25,8 @@ SHARD_TOKENS = 1024  # by arithmetic (docs/use/scaling.md)
 STREAM_KEY = "attnres_aux_stream"
 EDIT = "attnres_edit"  # the flag
 EDITS_KEY = "attnres_edits"
+CHANGE_EDITS = "enable_attnres_edits"  # the flag of a server
+CHANGE_EDITS_KEY = "attnres_edits_change"
 PARTIAL, MIXED = STREAMS = ("partial", "mixed")
 CHOICES = {
     ALGORITHM_KEY: (*ALGORITHMS, AUTO),
@@ -33,6 +35,7 @@ CHOICES = {
     TRACE_KEY: ("on", "off", AUTO),
     SHARD_KEY: ("on", "off", AUTO),
     STREAM_KEY: (*STREAMS, AUTO),
+    CHANGE_EDITS_KEY: ("on", "off", AUTO),
 }
 KEYS = (*CHOICES, SHARD_TOKENS_KEY, EDITS_KEY)
 HELP = {
@@ -82,6 +85,7 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = {key: value for key in KEYS if (value := flags.get(key)) is not None}
     found |= {TRACE_KEY: "off"} if flags.get(UNTRACED) else {}
+    found |= {CHANGE_EDITS_KEY: "on"} if flags.get(CHANGE_EDITS) else {}
     if words := flags.get(EDIT):
         from attnres_serve.depth import edit_words, static_edits  # not for every command
 
@@ -123,12 +127,22 @@ def edits(additional_config: Any) -> "list[Edit]":
     return static_edits.from_json(found, EDITS_KEY)
 
 
+def edits_change(additional_config: Any) -> bool:
+    """Whether edits may change while a model is served; ``auto`` is off."""
+    return choice(additional_config, CHANGE_EDITS_KEY) == "on"
+
+
+def is_edited(additional_config: Any) -> bool:
+    """Whether a model has edits, or may have some later."""
+    return edits_change(additional_config) or bool(edits(additional_config))
+
+
 def require_edits(additional_config: Any, spec: "AttnResSpec | None") -> None:
     """Raise SettingError where a model cannot be served under the edits that are asked for."""
-    if asked := edits(additional_config):
+    if is_edited(additional_config):
         from attnres_serve.depth import static_edits
 
-        static_edits.resolve(asked, spec)
+        static_edits.resolve(edits(additional_config), spec)
 
 
 def traces(additional_config: Any) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnres_serve.compat import decoder, host, replay
+from attnres_serve.errors import SettingError
 
 
 class WorkerExtension:
@@ -32,6 +33,22 @@ class WorkerExtension:
         except Exception:  # the attention of a vLLM that was not tested may be another
             host.logger().exception("AttnRes: traces are off")
             return "there are no traces on this server; its log says why."
+
+    def attn_res_change_edits(self, edits: list[dict[str, Any]]) -> str | None:
+        """Serve under these edits and no others; why not, in one sentence, or None."""
+        from attnres_serve.depth import static_edits
+        from attnres_serve.model.config import spec_of
+
+        try:
+            model = decoder.inner_model(self)
+            found = static_edits.from_json(edits, "edits")
+            model.attn_res_edited.change(static_edits.resolve(found, spec_of(model.config)))
+        except SettingError as error:
+            return str(error)
+        except Exception:
+            host.logger().exception("AttnRes: edits could not be changed")
+            return "edits could not be changed; the engine's log says why."
+        return None
 
     def attn_res_trace(
         self,

@@ -17,7 +17,7 @@ from attnres_serve.compat import (
     token_counts,
     token_shards,
 )
-from attnres_serve.depth import edit_words
+from attnres_serve.compat.changing_edits import FLAG
 from attnres_serve.depth.sites import sites
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import access_log, lifecycle, metrics, refusal
@@ -26,7 +26,8 @@ from attnres_serve.server.bounds.guard import Guard
 from attnres_serve.server.bounds.limits import Limits
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.head import Head
-from attnres_serve.server.routes import info, models, page, trace, weights
+from attnres_serve.server.routes import edits, info, models, page, trace, weights
+from attnres_serve.server.turns import InTurn
 from attnres_serve.server.weight_versions import WeightVersions
 
 
@@ -45,6 +46,10 @@ class EndpointPlugin:
         policy = openai_server.policy_of(app.state.args) or Policy()
         if policy.enable_weight_updates:
             weights.attach(app)
+        changes = _may_change_edits(app.state.args)
+        if changes:
+            edits.attach(app)
+        if changes or policy.enable_weight_updates:
             app.add_middleware(WeightVersions)
         app.state.attn_res_lifecycle = lifecycle.Lifecycle(policy.drain_delay)
         app.add_middleware(lifecycle.Gate, lifecycle=app.state.attn_res_lifecycle)
@@ -54,6 +59,8 @@ class EndpointPlugin:
         openai_app.refuse_bodies_by(refusal.of_body)
         openai_app.read_http_by("attnres_serve.server.bounds.headers:BoundedHeaders")
         protect(app)
+        if changes:  # innermost: a request that is refused, or whose body comes, has no turn
+            app.user_middleware.append(Middleware(InTurn, app.state.attn_res_turns))
         read_to_first_error(app)
         prepare.routes()
         log_access(app)
@@ -68,11 +75,16 @@ class EndpointPlugin:
         if spec is not None:
             rows = max(site.num_sources for site in sites(spec))
             config = engine_client.vllm_config
-            for edit in settings.edits(config.additional_config):
-                metrics.edits.labels(edit_words.write(edit)).set(1)
+            metrics.tell_edits(settings.edits(config.additional_config))
             metrics.bank.set(rows * engine_config.bytes_of_a_row(config, token_shards.most(config)))
             if engine_config.is_first_api_server(engine_client.vllm_config):
                 state.attn_res_counting = asyncio.create_task(info.keep_counting(engine_client))
+
+
+def _may_change_edits(args) -> bool:
+    """Whether the route is open by which edits change: with a key alone, whatever started us."""
+    changes = settings.edits_change(getattr(args, "additional_config", None))
+    return changes and bool(openai_server.api_keys(args))
 
 
 def protect(app: FastAPI) -> None:
@@ -96,7 +108,8 @@ def protect(app: FastAPI) -> None:
             keys,
             policy.public_metrics,
             local_only=not keys and place == "loopback",
-            closed=openai_app.closed_routes(args),
+            closed=openai_app.closed_routes(args)
+            | ({} if _may_change_edits(args) else {edits.PATH: f"{FLAG} and an API key"}),
         ),
         Middleware(Limits, policy),
         Middleware(Head),

@@ -37,6 +37,11 @@ UNPROTECTED = {
     "VLLM_USE_RUST_FRONTEND": "replaces the server by one without our routes and bounds",
     "VLLM_ENABLE_RESPONSES_API_STORE": "keeps answers without end and lets them run on unbounded",
 }
+# Flags of ours that need a key, and what they open.
+KEYED = {
+    "enable_weight_updates": "routes that pause the server and replace its model",
+    settings.CHANGE_EDITS: "a route that changes what the server computes",
+}
 # Flags of vLLM's with another default than its own.
 SERVER_DEFAULTS: dict[str, Any] = {
     "allowed_origins": [],  # no page of another site
@@ -100,12 +105,13 @@ def serve(arguments: Arguments) -> None:
     given_key = arguments.has("api_key")
     if not (keys or given_key or os.environ.get("VLLM_API_KEY", "key").strip()):
         raise SettingError("VLLM_API_KEY is set and empty; give it a key or unset it.")
-    takes_weights = given.get("enable_weight_updates")
-    if takes_weights and not (keys or given_key or os.environ.get("VLLM_API_KEY")):
-        raise SettingError(
-            "--enable-weight-updates opens routes that pause the server and replace its model, and "
-            "there is no API key; set VLLM_API_KEY, or give --api-key-file."
-        )
+    has_key = keys or given_key or os.environ.get("VLLM_API_KEY")
+    for flag, opens in KEYED.items():
+        if given.get(flag) and not has_key:
+            raise SettingError(
+                f"--{flag.replace('_', '-')} opens {opens}, and there is no API key; set "
+                "VLLM_API_KEY, or give --api-key-file."
+            )
     if device.is_cpu() and own.get(settings.BACKEND_KEY) != "torch":
         library.compile_ahead(dtype)  # beside all that is imported from here on
     check_plugin()
@@ -126,7 +132,7 @@ def serve(arguments: Arguments) -> None:
         )
     if not log:
         os.environ[levels.LEVEL] = levels.QUIET  # in every process
-    if takes_weights:
+    if given.get("enable_weight_updates"):
         chosen |= openai_server.weight_transfer(arguments.words)
     openai_server.run_server(
         model,

@@ -4,7 +4,12 @@ Plain metrics of prometheus_client's, as vLLM's are: they are also right where s
 answer on one port, which a collector of our own would not be.
 """
 
+from collections.abc import Sequence
+
 from prometheus_client import Counter, Gauge
+
+from attnres_serve.depth import edit_words
+from attnres_serve.depth.edits import Edit
 
 OUTCOMES = ("served", "refused", "failed", "cancelled")
 
@@ -50,6 +55,13 @@ def tell_weights(version: str, changed: float | None) -> None:
         weights.remove(before)
         _told["version"] = version
     weights.labels(version).set(changed or 0)
+
+
+def tell_edits(served: Sequence[Edit]) -> None:
+    """Say which edits the model is served under, and no others."""
+    edits.clear()
+    for edit in served:
+        edits.labels(edit_words.write(edit)).set(1)
 
 
 def count_passes(executed: dict[str, dict[str, int]]) -> None:

@@ -14,7 +14,8 @@ from attnres_serve.compat.patch import Patch
 
 # Modules beside ``workarounds`` that state a patch.
 OTHERS = tuple(
-    f"attnres_serve.compat.{name}" for name in ("openai_app", "registry", "token_counts")
+    f"attnres_serve.compat.{name}"
+    for name in ("changing_edits", "openai_app", "registry", "token_counts")
 )
 
 

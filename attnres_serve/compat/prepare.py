@@ -1,6 +1,6 @@
 """The moments at which workarounds are due; the rest of the project calls none of them by name."""
 
-from attnres_serve.compat import device, engine_config, unguarded, versions
+from attnres_serve.compat import changing_edits, device, engine_config, unguarded, versions
 from attnres_serve.compat.workarounds import (
     adapter_refusals,
     adapters_again,
@@ -70,12 +70,13 @@ def engine(vllm_config) -> None:
 
     Raises:
         SettingError: prefix caching was asked for, and the model cannot run with it here; or
-            weights of a trainer were, which AttnRes models do not take.
+            weights of a trainer or changes of edits were, which it does not take.
         SystemExit: an engine's process asks for it, as the script has no guard.
     """
     unguarded.end_import(vllm_config)
     replaced_weights.check_start(vllm_config)
-    for patch in replacing_calls.CLIENTS:
+    changing_edits.check_start(vllm_config)
+    for patch in (*replacing_calls.CLIENTS, changing_edits.PATCH):
         patch.apply()
     if vllm_config.lora_config is not None:
         for patch in adapters_again.PATCHES:

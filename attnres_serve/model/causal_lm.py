@@ -75,15 +75,16 @@ class AttnResMixin(LoadingMixin):
         spec = stored = spec_of(config)
         # A model that drafts is another one, with other sites.
         edits = [] if prefix == DRAFTS else settings.edits(vllm_config.additional_config)
-        if edits and vllm_config.load_config.load_format == "dummy":
+        is_edited = prefix != DRAFTS and settings.is_edited(vllm_config.additional_config)
+        if is_edited and vllm_config.load_config.load_format == "dummy":
             raise SettingError(
                 "edits are written into the weights of a checkpoint, and with the load format "
                 "dummy none is read; leave out one of the two."
             )
-        resolved = static_edits.resolve(edits, spec) if edits else None
+        resolved = static_edits.resolve(edits, spec) if is_edited else None
         if spec is None or stored is None:
             return
-        if edits and not spec.has_biases:  # sites with such a bias have one for each source
+        if is_edited and not spec.has_biases:  # sites with such a bias have one for each source
             spec = replace(spec, recency_bias=True)
         self.attn_res_backend, backend = backend_choice.choose(vllm_config)
         given = spec.num_blocks, spec.num_sublayers, self.attn_res_backend

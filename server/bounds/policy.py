@@ -42,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="open the routes by which a trainer pauses the server and replaces its weights",
     )
+    parser.add_argument(
+        "--enable-attnres-edits",
+        action=argparse.BooleanOptionalAction,
+        help="open the route by which the edits change that the model is served under",
+    )
     bounds = {
         "max_body_bytes": "size of a request's body; 413 over it",
         "max_concurrent_requests": "requests that are being answered; 429 over it",

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from attnres_serve import __version__, settings
 from attnres_serve.compat import (
+    changing_edits,
     engine_config,
     host,
     openai_server,
@@ -54,7 +55,7 @@ class AttnResInfo(BaseModel):
     executed_compiled: dict[str, int] = Field(
         description="those of them that ran in a compiled graph"
     )
-    edits: list[Edit] = Field(description="that were written into the weights at load")
+    edits: list[Edit] = Field(description="under which the model is served")
     trace: TraceLimits | None = Field(description="null where nothing can be traced")
     weights: Weights | None = Field(description="null where the engine does not tell")
 
@@ -76,7 +77,7 @@ async def attn_res(request: Request) -> AttnResInfo:
         "algorithm": None,
         "executed": {},
         "executed_compiled": {},
-        "edits": settings.edits(client.vllm_config.additional_config),
+        "edits": changing_edits.served(client).edits,
         "trace": None,
         "weights": await weights_of(client),
     }

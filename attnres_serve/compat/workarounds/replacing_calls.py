@@ -34,6 +34,7 @@ from attnres_serve.errors import SettingError, first_line
 
 # Methods of vLLM's workers that change weights in another way.
 OTHERS = ("load_model", "reset_weights", "update_config")
+EDITS = "edits"  # what may be another one in each worker, beside weights of TARGET and DRAFT
 TRACE = "attn_res_trace"  # runs the model, as a request does
 CHANGING = (RELOAD, FINISH)
 _ARGUMENTS = ("weights_iterator", "weights_path", "is_checkpoint_format", "is_partial")  # of RELOAD
@@ -41,8 +42,8 @@ BUSY = (
     "weights cannot be replaced while requests run, which would be answered by both; wait for "
     "them, abort them, or pause them."
 )
-# Of an engine: why weights are not whole, of TARGET and DRAFT; the step that began an update; when
-# weights were last replaced; what has one call come after the other.
+# Of an engine: why TARGET, DRAFT or EDITS are not whole; the step that began an update; when they
+# were last changed; what has one call come after the other.
 _PROBLEMS, _STARTED = "attn_res_weights_problems", "attn_res_weights_started"
 CHANGED, _TURN = "attn_res_weights_changed", "attn_res_weights_turn"
 
@@ -91,25 +92,25 @@ def _asking_async(own: Any) -> Any:
                     await own(self, SHUTDOWN, timeout, (), {})
             return _read(self, method, answers)
 
-        async with _turn(self):
+        async with turn(self):
             _check_order(self, method)
             with _given(self, method, args, kwargs) as given:
                 if method not in CHANGING:
                     return await ask(*given)
-                async with _still(self):
+                async with still(self):
                     return await ask(*given)
 
     return collective_rpc
 
 
-def _turn(engine: Any) -> asyncio.Lock:
+def turn(engine: Any) -> asyncio.Lock:
     """What a call holds until it has ended, so that no other comes between its parts."""
     lock: asyncio.Lock = vars(engine).setdefault(_TURN, asyncio.Lock())
     return lock
 
 
 @asynccontextmanager
-async def _still(engine: Any) -> AsyncIterator[None]:
+async def still(engine: Any) -> AsyncIterator[None]:
     """No request runs within, and none afterwards on weights that are not whole.
 
     Requests that are paused begin again, and keep nothing of the old weights.
@@ -139,7 +140,7 @@ def _known(engine: Any) -> Iterator[None]:
     except BaseException as error:
         setattr(engine, _STARTED, None)
         said = f"a call did not end, so what workers have is unknown: {first_line(error)}"
-        setattr(engine, _PROBLEMS, getattr(engine, _PROBLEMS, {}) | {TARGET: said})
+        set_problem(engine, TARGET, said)
         raise
 
 
@@ -251,9 +252,27 @@ def _read(engine: Any, method: str, answers: list[dict[str, Any]]) -> list[None]
     return [None] * len(answers)
 
 
-def why_not_whole(engine: Any) -> str | None:
-    """Why an engine serves nothing, in one sentence; None where its weights are whole."""
+def set_problem(engine: Any, what: str, why: str | None) -> None:
+    """Say why TARGET, DRAFT or EDITS are not whole; None where they are."""
+    others = {one: own for one, own in getattr(engine, _PROBLEMS, {}).items() if one != what}
+    setattr(engine, _PROBLEMS, others if why is None else others | {what: why})
+
+
+def why_not_whole(engine: Any, but: str | None = None) -> str | None:
+    """Why an engine serves nothing, in one sentence; None where its weights are whole.
+
+    Args:
+        engine: vLLM's, or its client.
+        but: what may be not whole.
+    """
     for what, why in getattr(engine, _PROBLEMS, {}).items():
+        if what == but:
+            continue
+        if what == EDITS:
+            return (
+                f"the workers of this engine may have different edits, as changing them failed "
+                f"({why}); no request is served until they were changed."
+            )
         of = "the draft of " if what == DRAFT else ""
         return (
             f"the weights of {of}this engine are not whole, as replacing them failed ({why}); no "
@@ -262,9 +281,9 @@ def why_not_whole(engine: Any) -> str | None:
     return None
 
 
-def check_whole(engine: Any) -> None:
+def check_whole(engine: Any, but: str | None = None) -> None:
     """Raise NotWholeError for an engine whose weights are not whole."""
-    if (found := why_not_whole(engine)) is not None:
+    if (found := why_not_whole(engine, but)) is not None:
         raise NotWholeError(found)
 
 
@@ -291,7 +310,7 @@ def _adding_async(own: Any) -> Any:
 
 def _resuming(own: Any) -> Any:
     async def resume_generation(self):
-        async with _turn(self):
+        async with turn(self):
             check_whole(self)
             return await own(self)
 
