@@ -1,0 +1,77 @@
+"""Requests and changes take turns."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from attnres_serve.server.turns import Turns
+
+
+def scope(path: str = "/v1/completions", method: str = "POST") -> dict[str, Any]:
+    return {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
+
+
+class Case:
+    """An app whose requests end when they are told to."""
+
+    def __init__(self) -> None:
+        self.turns, self.end = Turns(), asyncio.Event()
+        self.begun: list[str] = []
+        self.app = self.turns.wrap(self._answer)
+
+    async def _answer(self, asked: Any, receive: Any, send: Any) -> None:
+        self.begun.append(asked["path"])
+        await self.end.wait()
+
+    def ask(self, *given: str) -> asyncio.Task[None]:
+        answer: Any = self.app(scope(*given), None, None)  # type: ignore[arg-type]
+        return asyncio.ensure_future(answer)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_change_waits_for_requests_and_they_for_it() -> None:
+    async def run() -> None:
+        case, order = Case(), []
+
+        async def change(name: str) -> None:
+            async with case.turns.change(5):
+                order.append(f"begin {name}")
+                await asyncio.sleep(0)
+                order.append(f"end {name}")
+
+        first = case.ask("/first")
+        await settle()
+        changes = [asyncio.ensure_future(change(name)) for name in "ab"]
+        await settle()
+        later = case.ask("/later")
+        beside = [case.ask("/v1/attn_res", "GET"), case.ask("/resume")]
+        await settle()
+        assert order == [] and case.begun == ["/first", "/v1/attn_res", "/resume"]
+        case.end.set()
+        await asyncio.gather(first, later, *beside, *changes)
+        assert order == ["begin a", "end a", "begin b", "end b"] and case.begun[-1] == "/later"
+
+    asyncio.run(run())
+
+
+def test_a_change_that_gives_up_lets_requests_go_on() -> None:
+    async def run() -> None:
+        case = Case()
+        case.ask("/first")
+        await settle()
+        with pytest.raises(TimeoutError):
+            async with case.turns.change(0):
+                raise AssertionError("a request runs")
+        case.ask("/second")
+        await settle()
+        assert case.begun == ["/first", "/second"]
+        with pytest.raises(TimeoutError):
+            async with case.turns.change(0.01):
+                raise AssertionError("requests run")
+
+    asyncio.run(run())
