@@ -27,7 +27,6 @@ from attnres_serve.server.bounds.limits import Limits
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.head import Head
 from attnres_serve.server.routes import edits, info, models, page, trace, weights
-from attnres_serve.server.turns import InTurn
 from attnres_serve.server.weight_versions import WeightVersions
 
 
@@ -60,7 +59,7 @@ class EndpointPlugin:
         openai_app.read_http_by("attnres_serve.server.bounds.headers:BoundedHeaders")
         protect(app)
         if changes:  # innermost: a request that is refused, or whose body comes, has no turn
-            app.user_middleware.append(Middleware(InTurn, app.state.attn_res_turns))
+            app.user_middleware.append(Middleware(app.state.attn_res_turns.wrap))
         read_to_first_error(app)
         prepare.routes()
         log_access(app)

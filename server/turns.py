@@ -1,4 +1,7 @@
-"""Requests for the model, and changes of the model that none of them may straddle."""
+"""Requests for the model, and changes of the model that none of them may straddle.
+
+One request may ask the engine many times, so that the engine's own pause could come between.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,30 +14,13 @@ from attnres_serve.server.routes import weights
 
 
 class Turns:
-    """Counts the requests that run; a change waits for their end, and new ones wait for its own.
-
-    One request may ask the engine many times, so that its pause would come between two of them.
-    """
+    """A change waits for the end of the requests that run, and new ones wait for its own."""
 
     def __init__(self) -> None:
         self._running = 0
         self._idle, self._open, self._changing = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         self._idle.set()
         self._open.set()
-
-    @asynccontextmanager
-    async def request(self) -> AsyncIterator[None]:
-        """A request runs within."""
-        while not self._open.is_set():  # the next change may be quicker than this one
-            await self._open.wait()
-        self._running += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
 
     @asynccontextmanager
     async def change(self, seconds: float) -> AsyncIterator[None]:
@@ -52,18 +38,23 @@ class Turns:
             finally:
                 self._open.set()
 
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """ASGI middleware: requests for the model get their turn, when their bodies are there."""
 
-class InTurn:
-    """ASGI middleware: gives requests for the model their turn, when their bodies are there."""
+        async def in_turn(scope: Scope, receive: Receive, send: Send) -> None:
+            is_asked = scope["type"] == "http" and scope["method"] == "POST"
+            if not is_asked or get_route_path(scope) in weights.ROUTES:
+                await app(scope, receive, send)
+                return
+            while not self._open.is_set():  # the next change may be quicker than this request
+                await self._open.wait()
+            self._running += 1
+            self._idle.clear()
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._running -= 1
+                if not self._running:
+                    self._idle.set()
 
-    def __init__(self, app: ASGIApp, turns: Turns) -> None:
-        self.app = app
-        self.turns = turns
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_http = scope["type"] == "http" and scope["method"] == "POST"
-        if not is_http or get_route_path(scope) in weights.ROUTES:
-            await self.app(scope, receive, send)
-            return
-        async with self.turns.request():
-            await self.app(scope, receive, send)
+        return in_turn

@@ -1,7 +1,4 @@
-"""``/v1/attn_res/edits``: the edits that the model is served under, which change between requests.
-
-Opened by ``--enable-attnres-edits`` alone.
-"""
+"""``/v1/attn_res/edits``: edits that change between requests, with ``--enable-attnres-edits``."""
 
 import asyncio
 from typing import Any
@@ -9,13 +6,13 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from attnres_serve.compat import changing_edits
+from attnres_serve.compat import changing_edits, requests
 from attnres_serve.depth import static_edits
 from attnres_serve.depth.edits import MOST, Edit
 from attnres_serve.errors import SettingError
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import metrics, refusal
-from attnres_serve.server.routes.weights import of_update, weights_of
+from attnres_serve.server.routes.weights import of_update
 from attnres_serve.server.turns import Turns
 
 PATH = "/v1/attn_res/edits"
@@ -36,9 +33,7 @@ class NewEdits(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    edits: list[Edit] = Field(
-        max_length=MOST, description="as a trace has them, for every token; none for no edits"
-    )
+    edits: list[Edit] = Field(max_length=MOST, description="for every token; none for no edits")
     wait: float = Field(
         LONGEST, ge=0, le=LONGEST, description="seconds that running requests have to end; else 409"
     )
@@ -55,10 +50,8 @@ class ServedEdits(BaseModel):
 async def served(request: Request) -> ServedEdits:
     """The edits that the model is served under."""
     client = request.app.state.engine_client
-    found = await weights_of(client)
-    assert found is not None, "an engine whose edits change has versions"
-    edits = static_edits.to_json(changing_edits.served(client).edits)
-    return ServedEdits(edits=edits, version=found.version)
+    edits = static_edits.to_json(changing_edits.served(client))
+    return ServedEdits(edits=edits, version=(await requests.weights_of(client))[0] or "")
 
 
 @router.put(PATH)

@@ -77,7 +77,7 @@ async def attn_res(request: Request) -> AttnResInfo:
         "algorithm": None,
         "executed": {},
         "executed_compiled": {},
-        "edits": changing_edits.served(client).edits,
+        "edits": changing_edits.served(client),
         "trace": None,
         "weights": await weights_of(client),
     }

@@ -87,7 +87,7 @@ def test_versions_count_changes() -> None:
 def test_a_worker_that_fails_leaves_the_old_edits() -> None:
     engine = Engine(lambda rank, edits: "no" if rank and "mean" in edits[0] else None)
     change(engine, FIRST)
-    with pytest.raises(SettingError, match="^no$"):
+    with pytest.raises(SettingError, match=r"^no$"):
         change(engine, SECOND)
     assert changing_edits.served(engine) == FIRST and engine.version == "one+edits.1"
     assert "mask" in engine.workers[0][0] and engine.workers[0] == engine.workers[1]
@@ -100,8 +100,10 @@ def test_workers_that_differ_serve_nothing() -> None:
     engine = Engine()
     change(engine, FIRST)
     asked: list[int] = []
-    engine.fails = lambda rank, edits: "no" if rank or asked.append(rank) or len(asked) > 1 else None
-    with pytest.raises(NotWholeError, match="^no$"):
+    engine.fails = lambda rank, edits: (
+        "no" if rank or asked.append(rank) or len(asked) > 1 else None
+    )
+    with pytest.raises(NotWholeError, match=r"^no$"):
         change(engine, SECOND)
     for _ in range(2):
         with pytest.raises(NotWholeError, match="may have different edits"):

@@ -258,16 +258,9 @@ def set_problem(engine: Any, what: str, why: str | None) -> None:
     setattr(engine, _PROBLEMS, others if why is None else others | {what: why})
 
 
-def why_not_whole(engine: Any, but: str | None = None) -> str | None:
-    """Why an engine serves nothing, in one sentence; None where its weights are whole.
-
-    Args:
-        engine: vLLM's, or its client.
-        but: what may be not whole.
-    """
+def why_not_whole(engine: Any) -> str | None:
+    """Why an engine serves nothing, in one sentence; None where its weights are whole."""
     for what, why in getattr(engine, _PROBLEMS, {}).items():
-        if what == but:
-            continue
         if what == EDITS:
             return (
                 f"the workers of this engine may have different edits, as changing them failed "
@@ -281,9 +274,9 @@ def why_not_whole(engine: Any, but: str | None = None) -> str | None:
     return None
 
 
-def check_whole(engine: Any, but: str | None = None) -> None:
+def check_whole(engine: Any) -> None:
     """Raise NotWholeError for an engine whose weights are not whole."""
-    if (found := why_not_whole(engine, but)) is not None:
+    if (found := why_not_whole(engine)) is not None:
         raise NotWholeError(found)
 
 
