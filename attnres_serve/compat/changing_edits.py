@@ -21,8 +21,9 @@ _SERVED, _MARK = "attn_res_served_edits", "attn_res_edits_mark"  # of an engine
 
 def check_start(vllm_config: Any) -> None:
     """Raise SettingError for an engine whose edits are to change and cannot."""
-    why = replaced_weights.problem(vllm_config)
-    if settings.edits_change(vllm_config.additional_config) and why is not None:
+    if not settings.edits_change(vllm_config.additional_config):
+        return
+    if (why := replaced_weights.problem(vllm_config)) is not None:
         raise SettingError(f"{FLAG} replaces weights of sites; leave it out, as {why}")
 
 

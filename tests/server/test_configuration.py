@@ -30,6 +30,7 @@ VALUES: dict[str, Any] = {
     "api_key_file": "keys",
     "public_metrics": True,
     "enable_weight_updates": True,
+    "enable_attnres_edits": True,
     "max_body_bytes": 7,
     "max_concurrent_requests": 8,
     "max_sequences": 9,
@@ -114,6 +115,7 @@ def test_a_file_starts_the_server(folder, served: list[argparse.Namespace], monk
     assert openai_server.policy_of(args) == Policy(True, 7, 8, 9, 10, 11, 13, 12, True)
     found = {key: value for key, value in args.additional_config.items() if value != "off"}
     assert found.pop("attnres_edits") == [{"sources": ["partial"], "mask": True}]
+    assert found.pop("attnres_edits_change") == "on"
     assert found == {name: VALUES[name] for name in found} and len(found) == 5
     assert args.additional_config["attnres_trace"] == "off" == VALUES["attnres_native"]
     for name, (value, *others) in VLLMS.items():

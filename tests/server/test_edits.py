@@ -148,6 +148,7 @@ def test_what_is_refused(server: Server) -> None:
         ([{"mask": True, "sites": [999]}], "999"),
         ([{"mask": True, "tokens": [1], "sources": ["block 1"]}], "tokens"),
         ([{"scale": 2, **only}], "scales 1 of the"),
+        ([{"replace": "AAAA", "sources": ["block 1"]}], "replace"),
         ([{"mean": True}] * 65, "edits"),
         ("none", "edits"),
     ):

@@ -1354,9 +1354,10 @@ def test_a_body_that_is_no_json_is_refused_in_one_sentence(vllms_app):
         assert "\n" not in error_of(answer)
 
 
-def test_weight_updates_without_a_key_end_the_start(served, tmp_path, capfd, monkeypatch):
-    """Any page that a browser shows could pause the server."""
-    words = ["serve", GOLDEN, "--port", "0", "--enable-weight-updates"]
+@pytest.mark.parametrize("flag", ["--enable-weight-updates", "--enable-attnres-edits"])
+def test_what_needs_a_key_ends_the_start_without(served, tmp_path, capfd, monkeypatch, flag):
+    """Any page that a browser shows could pause the server, or change what it computes."""
+    words = ["serve", GOLDEN, "--port", "0", flag]
     assert cli.main(words) == 2 and not served
     assert "there is no API key" in capfd.readouterr().err.splitlines()[-1]
     keys = tmp_path / "keys"

@@ -108,6 +108,7 @@ def every_flag(folder: Path) -> dict[str, object]:
         "drain-delay": 0,
         "public-metrics": False,
         "enable-weight-updates": False,
+        "enable-attnres-edits": False,
         "disable_trace": False,
         "verbose": False,
         **{f"attnres-{name}": "auto" for name in ("algorithm", "backend", "native")},
