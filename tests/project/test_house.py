@@ -35,6 +35,7 @@ READERS = {
     "bench.engine",
     "plugin",
     "server.endpoints",
+    "server.routes.edits",
     "server.routes.info",
     "server.routes.trace",
     "tracing.lens",

@@ -144,7 +144,7 @@ def test_variables_start_the_server(folder, served, monkeypatch) -> None:
     (args,) = served
     assert openai_server.api_keys(args) == ["a-key"]
     assert openai_server.policy_of(args) == Policy(True, 7, 8, 9, 10, 11, 13, 12, True)
-    assert len(args.additional_config) == 8
+    assert len(args.additional_config) == 9
 
 
 def test_the_server_of_other_tests_has_every_flag(tmp_path) -> None:
@@ -175,7 +175,7 @@ def test_which_place_counts(folder, words, file, environment, wanted) -> None:
 
 def test_a_switch_is_turned_off_again(folder) -> None:
     switches = [flag for flag in OURS if flag.action == "switch"]
-    assert len(switches) == 4
+    assert len(switches) == 5
     for flag in switches:
         on = {variables.name_of(flag.long): "true"}
         assert read(**on).given[flag.name] is True
