@@ -195,7 +195,7 @@ def build_parser() -> argparse.ArgumentParser:
                 'inspect path/to/checkpoint --prompt "import os" --out trace.json',
                 "inspect --from trace.json --out trace.png",
                 'inspect path/to/checkpoint --prompt "import os" --edit "mask sources=partial"',
-                'inspect path/to/checkpoint --prompt "import os" --importance map.json',
+                "inspect path/to/checkpoint --data texts.jsonl --importance map.json",
                 "inspect path/to/checkpoint --queries --out queries.csv",
                 "inspect --url http://127.0.0.1:8000 --prompt-file question.txt --out page.html",
             ),

@@ -9,6 +9,7 @@ from attnres_serve.lens.vectors import Tensors
 from attnres_serve.tracing.answer import TraceAnswer
 from attnres_serve.tracing.question import Question
 
+TRACE = "/v1/attn_res/trace"
 CONNECT = 10  # seconds to reach a server
 
 
@@ -45,14 +46,17 @@ def ask(
         SettingError: it gives no trace.
     """
     fields = question.model_dump(exclude_none=True, exclude_defaults=True)
-    return post(server, {"prompt": prompt, **fields}, tensors)
+    found: TraceAnswer = post(server, {"prompt": prompt, **fields}, tensors)
+    return found
 
 
-def post(server: Server, asked: dict[str, Any], tensors: Tensors | None = None) -> TraceAnswer:
-    """What a server answers to a body of the route.
+def post(
+    server: Server, asked: Any, tensors: Tensors | None = None, path: str = TRACE, call: Any = None
+) -> Any:
+    """What a server answers to a body by HTTPX's ``call``: a trace, or the JSON of another path.
 
     Raises:
-        SettingError: it gives no trace.
+        SettingError: it does not answer.
     """
     import httpx
     from safetensors import SafetensorError
@@ -61,8 +65,8 @@ def post(server: Server, asked: dict[str, Any], tensors: Tensors | None = None) 
     url, key, is_own = server
     try:
         with address.past_proxies(url):
-            answer = httpx.post(
-                f"{address.base_of(url)}/v1/attn_res/trace",
+            answer = (call or httpx.post)(
+                f"{address.base_of(url)}{path}",
                 json=asked,
                 headers=settings.authorization(key),
                 timeout=httpx.Timeout(None, connect=CONNECT),  # a long answer takes its time
@@ -75,6 +79,8 @@ def post(server: Server, asked: dict[str, Any], tensors: Tensors | None = None) 
         advice = "give it in the variable OPENAI_API_KEY" if key is None else "`key` is another"
         raise SettingError(f"{url} wants an API key; {advice}.")
     try:
+        if answer.is_success and path != TRACE:
+            return answer.json()
         if answer.is_success:
             content = answer.content
             if tensors is not None and asked.get("vectors"):
@@ -91,7 +97,9 @@ def post(server: Server, asked: dict[str, Any], tensors: Tensors | None = None) 
         )
     kind = ServerFailed if answer.is_server_error else SettingError
     raise kind(
-        reason if is_own else f"{url} gives no trace (status {answer.status_code}): {reason}"
+        reason
+        if is_own
+        else f"{url} gives no {path.split('/')[-1]} (status {answer.status_code}): {reason}"
     )
 
 

@@ -86,8 +86,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--importance",
-        metavar="FILE.json",
-        help="measure how much the prompt's mean logprob changes without each source of each site",
+        metavar="FILE",
+        help="measure what the prompt, or --data, loses without each source of each site",
+    )
+    parser.add_argument(
+        "--data", metavar="FILE.jsonl", help='texts of --importance, as {"text": ...} in each line'
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with an --importance that was interrupted"
+    )
+    parser.add_argument(
+        "--prune", type=float, metavar="LOSS", help="choose masks that together cost less, in nats"
     )
     parser.add_argument(
         "--queries",
@@ -139,6 +148,8 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
         return show.queries(checkpoint, own.out or OUT, own.width, flags)
     if own.importance is not None:
         return _measure(checkpoint, own, flags)
+    if own.data is not None or own.resume or own.prune is not None:
+        raise SettingError("--data, --resume and --prune are for --importance; give that too.")
     path = out_path(own.out or OUT, WRITERS, own.width)
     write = WRITERS[path.suffix.lower()]
     _check(checkpoint, own, flags)
@@ -209,7 +220,7 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
         words = [flag for name, flag in _given(own).items() if name not in drawn] + flags
         if words:
             raise SettingError(f"{words[0]} is for a new trace; with --from there is one already.")
-    else:
+    elif own.data is None:
         from attnres_serve.lens import given
 
         own.prompt = given.prompt(own.prompt, own.prompt_file)
@@ -286,19 +297,21 @@ def _require_only(names: Sequence[str], own: argparse.Namespace) -> None:
 
 def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> int:
     """Write an importance map."""
-    path = Path(own.importance)
-    if path.suffix != ".json" or not path.parent.is_dir():
-        raise SettingError(f"--importance is {path}; expected FILE.json in a folder that exists.")
-    if path.exists():
-        raise SettingError(f"--importance: {path} exists already; name a new file, or remove it.")
-    _require_only(("importance", "prompt", "prompt_file", "url", "max_model_len"), own)
-    _check(checkpoint, own, flags)
-    from attnres_serve.lens import importance
+    mode = ("data", "importance") if own.data else ("importance", "prompt", "prompt_file")
+    _require_only((*mode, "resume", "prune", "url", "max_model_len", "width"), own)
+    from attnres_serve.lens import given, importance, losses
 
-    with (
-        output.bar(total=2, unit="step") as bar,
-        _server(checkpoint, own, flags, bar) as server,
-    ):
-        importance.write_map(server, own.prompt, path)
-    print(path, file=output.out())
+    path = out_path(own.importance, importance.SUFFIXES, own.width, "--importance")
+    if not own.resume and (path.exists() or importance.losses_of(path).exists()):
+        raise SettingError(
+            f"--importance: {path} or its losses exist already; name a new file, or give --resume."
+        )
+    _check(checkpoint, own, flags)
+    texts = [own.prompt] if own.data is None else given.data(own.data)
+    if own.prune is not None and len(texts) < importance.FEWEST:
+        raise SettingError(f"--prune needs {importance.FEWEST} texts; give more by --data.")
+    flags = ["--enable-attnres-edits", f"--max-num-seqs={losses.BATCH}", *flags]
+    with output.bar(total=2, unit="step") as bar, _server(checkpoint, own, flags, bar) as server:
+        for line in importance.measure(server, texts, path, own.prune, own.width):
+            print(line, file=output.out())
     return 0

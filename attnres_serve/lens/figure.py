@@ -13,14 +13,14 @@ from typing import IO, Any
 import numpy as np
 from matplotlib import style
 from matplotlib.axes import Axes
-from matplotlib.colors import PowerNorm
+from matplotlib.colors import PowerNorm, SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from attnres_serve.depth.sites import PARTIAL, Site
-from attnres_serve.tracing.answer import TracedSite
+from attnres_serve.tracing.answer import ReadingSite
 
 # Of Okabe and Ito's colours, which are told apart in every kind of colour blindness.
 KINDS = {
@@ -41,7 +41,7 @@ MOST_LAYERS, MOST_BLOCKS = 26, 24  # that are labelled or marked one by one
 FEW_SOURCES = 32  # for which a square root shows small weights
 
 
-Row = Site | TracedSite
+Row = Site | ReadingSite
 Panels = Mapping[str, Sequence[np.ndarray]]  # by their titles
 
 
@@ -65,7 +65,9 @@ def write(file: Path | IO[bytes], draw: Callable[[float], Figure], width: float 
         draw(width).savefig(file, format=suffix[1:], dpi=DPI, metadata=moments.get(suffix))
 
 
-def weights(title: str, sites: Sequence[Row], panels: Panels, width: float = WIDTH) -> Figure:
+def weights(
+    title: str, sites: Sequence[Row], panels: Panels, width: float = WIDTH, far: float = 0
+) -> Figure:
     """The depth maps of a trace, such as those of one token and of the mean over tokens.
 
     Args:
@@ -73,19 +75,26 @@ def weights(title: str, sites: Sequence[Row], panels: Panels, width: float = WID
         sites: all that mix, in order.
         panels: of every site the weights of its sources.
         width: in inches.
+        far: of numbers that are no weights but increases of a loss, the one farthest from 0.
     """
     figure, axes = _panels(title, sites, width, [1] * len(panels))
     sources = max(len(site.sources) for site in sites)
     root, name = (2, "square-root") if sources <= FEW_SOURCES else (3, "cube-root")
-    norm = PowerNorm(1 / root, vmin=0, vmax=1)
+    colours: dict[str, Any] = {"cmap": "viridis", "norm": PowerNorm(1 / root, vmin=0, vmax=1)}
+    label = f"weight, of 1 ({name} scale)"
+    ticks = np.array([0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1])
+    if far:
+        label, ticks = "nats per token", 10 ** np.floor(np.log10(far)) * np.array([-1, 0, 1])
+        colours = {"cmap": "RdBu_r", "norm": SymLogNorm(far / 10, vmin=-far, vmax=far)}
     for panel, (heading, rows) in zip(axes, panels.items(), strict=True):
         table = np.full((len(sites), sources), np.nan)
         for place, row in enumerate(rows):
             table[place, : len(row)] = row
-        image = panel.imshow(table, cmap="viridis", norm=norm, aspect="auto", interpolation="none")
-        colours = [KINDS[site.kind][1] for site in sites]  # in a strip on the left
+        image = panel.imshow(table, aspect="auto", interpolation="none", **colours)
+        kinds = [KINDS[site.kind][1] for site in sites]  # in a strip on the left
         beside: dict[str, Any] = {"transform": panel.get_yaxis_transform(), "clip_on": False}
-        panel.barh(range(len(sites)), 0.022, 1, -0.032, color=colours, linewidth=0, **beside)
+        left, wide = -0.016 * len(panels), 0.011 * len(panels)  # as parts of the panel
+        panel.barh(range(len(sites)), wide, 1, left, color=kinds, linewidth=0, **beside)
         panel.tick_params(axis="y", pad=8)
         _mark_blocks(panel, sites)
         panel.set_title(_visible(heading), parse_math=False)
@@ -93,8 +102,7 @@ def weights(title: str, sites: Sequence[Row], panels: Panels, width: float = WID
         panel.set_ylim(len(sites) - 0.5, -0.5)
         panel.set_xticks(*_source_ticks(sites, sources, 12 if width >= NARROW else 6))
         panel.set_xlabel("source, by layer" if _is_full(sites) else "source, by block")
-    bar = _colour_bar(figure, image, axes, f"weight, of 1 ({name} scale)")
-    bar.set_ticks([0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1])
+    _colour_bar(figure, image, axes, label).set_ticks(ticks)
     handles = [Patch(color=colour, label=label) for label, colour, _ in _kinds(sites)]
     block = Patch(facecolor="none", edgecolor="black", label="sum of the open block")
     figure.legend(handles=[*handles, *[block] * _are_marked(sites)], **_below(width))

@@ -1,5 +1,6 @@
 """Input of `attnres-serve inspect`: a prompt, edits, or a trace that was written before."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +45,24 @@ def prompt(text: str | None, file: str | None) -> str:
     if not text:
         raise SettingError(f"{source} is empty; give some text.")
     return text
+
+
+def data(path: str) -> list[str]:
+    """The texts of ``--data``, each the ``text`` of an object in a line.
+
+    Raises:
+        SettingError: the file cannot be read, or a line is something else.
+    """
+    try:
+        lines = Path(path).read_text("utf-8").split("\n")  # a text may have other line breaks
+        found = [json.loads(line)["text"] for line in lines if line]
+        if not found or not all(isinstance(text, str) and text for text in found):
+            raise ValueError("a text is missing")
+        return found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingError(
+            f'--data: {path} has no texts ({error}); expected lines as {{"text": "import os"}}.'
+        ) from None
 
 
 def trace(path: str) -> TraceAnswer:

@@ -1,90 +1,119 @@
-"""How much a text's mean logprob changes when one site cannot read one source.
-
-A map has a number for every source of every site that mixes; a site with one source has null, for
-it cannot do without.  A server is asked for every number, and the file is written after each.
-"""
+"""How much the loss of texts grows when one site cannot read one source."""
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
+import httpx
+import numpy as np
 
-from attnres_serve import output
+from attnres_serve import address, output
+from attnres_serve.depth import edit_words
+from attnres_serve.depth.edits import Edit
 from attnres_serve.errors import SettingError
-from attnres_serve.lens import ask
+from attnres_serve.lens import ask, losses
 from attnres_serve.lens.ask import Server
-from attnres_serve.tracing.answer import ReadingSite
+from attnres_serve.lens.losses import Losses, Mask
+from attnres_serve.lens.pictures import FIGURES
+from attnres_serve.tracing.answer import TraceAnswer
+
+SUFFIXES = (".json", ".csv", *FIGURES)
+FEWEST = 4  # texts of ``--prune``, so that both halves have a standard error
+CHOOSING, REPORTING = slice(0, None, 2), slice(1, None, 2)
 
 
-class SiteImportance(ReadingSite):
-    """One site."""
-
-    change: list[float | None] = Field(
-        description="of the mean logprob, if the source is masked; null: not possible, or not yet"
-    )
-
-
-class Importance(BaseModel):
-    """The file."""
-
-    model: str
-    tokens: list[int]
-    logprob: float = Field(description="mean over the tokens but the first")
-    sites: list[SiteImportance]
-
-
-def write_map(server: Server, prompt: str, path: Path) -> None:
-    """Ask a server for a map: an edited trace for every mask, after which the file is written.
+def measure(
+    server: Server, texts: Sequence[str], path: Path, limit: float | None, width: float | None
+) -> Iterator[str]:
+    """Measure by a server, which has no edits afterwards, and write a file.
 
     Args:
-        server: the server.
-        prompt: text.
-        path: of the file.
+        server: one whose edits may change.
+        texts: whose loss it is.
+        path: of the file, with one of ``SUFFIXES``; the losses of each text stand beside it.
+        limit: of what chosen masks cost together, in nats per token; None to choose none.
+        width: of a figure, in inches; None for the default.
+
+    Yields:
+        Lines for the user.
 
     Raises:
-        SettingError: the file cannot be written, or the server gives no trace.
+        SettingError: a file cannot be read or written, or the server does not answer.
     """
-    text = ask.post(server, {"prompt": prompt, "sites": []})
-    tokens = [token.id for token in text.tokens]
-    if len(tokens) < 2:
-        raise SettingError("the text has one token; give a longer one, whose logprobs change.")
-    traced = ask.post(server, {"prompt": tokens, "tokens": [0]}).sites
-    unedited = _mean_logprob(server, tokens)
-    sites = [
-        SiteImportance.model_validate(site.model_dump() | {"change": [None] * len(site.sources)})
-        for site in traced
-    ]
-    found = Importance(model=text.model, tokens=tokens, logprob=unedited, sites=sites)
-    _write(found, path)  # so that it is known to be possible before it takes time
+    found = ask.post(server, {"prompt": [0], "tokens": [0]})  # for the sites
     several = [site for site in found.sites if len(site.sources) > 1]
-    masks = [(site, column) for site in several for column in range(len(site.sources))]
-    with output.bar(iterable=masks, unit="mask", desc="measuring") as bar:
-        for site, column in bar:
-            mask = {"sites": [site.index], "sources": [site.sources[column]], "mask": True}
-            site.change[column] = _mean_logprob(server, tokens, edits=[mask]) - unedited
-            _write(found, path)
-
-
-def _mean_logprob(server: Server, tokens: Sequence[int], **edits: Any) -> float:
-    trace = ask.post(server, {"prompt": tokens, "sites": [], "logprobs": 0, **edits})
-    assert trace.logprobs is not None, "they were asked for"
-    run = trace.logprobs.edited or trace.logprobs.unedited
-    own = [prediction.next for prediction in run if prediction.next is not None]
-    return sum(own) / len(own)
-
-
-def _write(found: Importance, path: Path) -> None:
-    """Write a map, whole or not at all.
-
-    Raises:
-        SettingError: it cannot be written.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    masks = [(site.index, source) for site in several for source in site.sources]
     try:
-        beside.write_text(json.dumps(found.model_dump()) + "\n", encoding="utf-8")
-        beside.replace(path)
+        with address.past_proxies(server.url), httpx.Client() as client:
+            measured = Losses(server, client, found.model, texts, losses_of(path))
+            try:
+                with output.bar(iterable=masks, unit="mask", desc="measuring") as bar:
+                    for site, source in bar:
+                        bar.set_description(f"measuring site {site} without {source}")
+                        measured.under([(site, source)])
+                _write(measured, found, path, width)
+                yield str(path)
+                if limit is not None:
+                    yield from _pruned(measured, masks, limit)
+            finally:
+                measured.serve(())
     except OSError as error:
         raise SettingError(f"--importance: {path} cannot be written ({error}).") from None
+
+
+def losses_of(path: Path) -> Path:
+    """The file with the losses of each text."""
+    return path.with_suffix(".losses.jsonl")
+
+
+def _write(measured: Losses, trace: TraceAnswer, path: Path, width: float | None) -> None:
+    """Write the increases of the sites of a trace; a site with one source has none."""
+    rows: list[dict[str, Any]] = []
+    each = []
+    for site in trace.sites:
+        facts = {"site": site.index, "layer": site.layer, "kind": site.kind}
+        for name in site.sources if len(site.sources) > 1 else ():
+            mean, error = measured.increase([(site.index, name)])
+            rows.append({**facts, "source": name, "increase": mean, "standard_error": error})
+        each.append(np.array([row["increase"] for row in rows if row["site"] == site.index]))
+    tokens = int(measured.tokens.sum())
+    if path.suffix.lower() in FIGURES:
+        from attnres_serve.lens import figure
+
+        title = f"{Path(trace.model).name}: increase of the loss without a source"
+        panels = {f"of {len(measured.tokens)} texts, {tokens:,} tokens": each}
+        far = max(abs(row["increase"]) for row in rows)
+        drawn = partial(figure.weights, title, trace.sites, panels, far=far)
+        figure.write(path, drawn, width or figure.WIDTH)
+    elif path.suffix.lower() == ".csv":
+        import pandas
+
+        table = pandas.DataFrame(rows).astype({"layer": "Int64"})
+        table.to_csv(path, index=False, float_format="%.9f", lineterminator="\n")
+    else:
+        head = {"model": trace.model, "texts": len(measured.tokens), "tokens": tokens}
+        more = {"loss": float(measured.under(()).sum() / tokens), "masks": rows}
+        path.write_text(json.dumps(head | more) + "\n", encoding="utf-8")
+
+
+def _pruned(measured: Losses, masks: Sequence[Mask], limit: float) -> Iterator[str]:
+    """Choose masks by half of the texts, the cheapest first, and say what they cost the others."""
+    alone = {mask: measured.increase([mask], CHOOSING)[0] for mask in masks}
+    cheap = sorted((mask for mask in masks if alone[mask] < limit), key=alone.__getitem__)
+    left = [site for site, _ in masks]  # once for each source that it reads
+    chosen: list[Mask] = []
+    with output.bar(iterable=cheap, unit="mask", desc="pruning") as bar:
+        for mask in bar:
+            bar.set_description(f"pruning, {len(chosen)} masks")
+            more = [*chosen, mask]
+            if left.count(mask[0]) > 1 and measured.increase(more, CHOOSING)[0] < limit:
+                chosen = more
+                left.remove(mask[0])
+    yield f"{len(chosen)} of {len(masks)} masks cost less than {limit:g} nats per token:"
+    for name, half in (("chose them", CHOOSING), ("did not", REPORTING)):
+        mean, error = measured.increase(chosen, half)
+        yield f"  {mean:+.4f} (standard error {error:.4f}) by the texts that {name}"
+    for edit in losses.edits(chosen):
+        yield f'--edit "{edit_words.write(Edit.model_validate(edit))}"'  # no name has a quote

@@ -9,13 +9,14 @@ from attnres_serve.errors import SettingError
 FIGURES = (".png", ".svg", ".pdf")
 
 
-def out_path(name: str, suffixes: Iterable[str], width: float | None) -> Path:
-    """The file that ``--out`` names.
+def out_path(name: str, suffixes: Iterable[str], width: float | None, flag: str = "--out") -> Path:
+    """The file that ``--out``, or another flag, names.
 
     Args:
         name: the value of the flag.
         suffixes: of the files that can be written.
         width: the value of ``--width``, in inches.
+        flag: that has the name.
 
     Raises:
         SettingError: no such file can be written there, or it has no such width.
@@ -24,15 +25,15 @@ def out_path(name: str, suffixes: Iterable[str], width: float | None) -> Path:
     suffix = path.suffix.lower()
     if suffix not in suffixes:
         raise SettingError(
-            f"--out is {path}; expected a name that ends with one of {', '.join(suffixes)}."
+            f"{flag} is {path}; expected a name that ends with one of {', '.join(suffixes)}."
         )
     if not path.parent.is_dir():
-        raise SettingError(f"--out: {path.parent} is not a folder; make it first.")
+        raise SettingError(f"{flag}: {path.parent} is not a folder; make it first.")
     if width is not None and not (suffix in FIGURES and 2 <= width <= 40):
         raise SettingError(f"--width is {width:g}; expected 2 to 40 inches, for a figure.")
     if suffix in FIGURES and find_spec("matplotlib") is None:
         raise SettingError(
-            f"--out {path.name} needs matplotlib, which is not installed; install it, or "
+            f"{flag} {path.name} needs matplotlib, which is not installed; install it, or "
             "attnres-serve with the extra plot."
         )
     return path

@@ -1,9 +1,7 @@
-"""``inspect --edit`` and ``inspect --importance``: what is refused, asked and told."""
+"""``inspect --edit``: what is refused, asked and told."""
 
-import json
 import re
 import shlex
-from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
@@ -16,23 +14,12 @@ from attnres_serve.depth import edit_words
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
-from attnres_serve.errors import SettingError
-from attnres_serve.lens import ask, importance
-from attnres_serve.lens.ask import Server
-from attnres_serve.lens.importance import Importance
 from attnres_serve.tracing import answer as trace_answer
-from attnres_serve.tracing.answer import TraceAnswer, TracedSite
+from attnres_serve.tracing.answer import TraceAnswer
 
 PAGE = DEMO.parents[2] / "docs" / "use" / "inspect.md"
 ASK = ("--prompt", "import os")
 BLOCKS = AttnResSpec.uniform(Layout.of(3), 2, 1e-6)
-TRACED = [
-    TracedSite.model_validate(
-        trace_answer.traced_site(site, *2 * [bytes(4 * 2 * site.num_sources)], 2)
-    )
-    for site in sites(BLOCKS)
-    if site.mixes
-]
 NUMBER = r"-?\d+\.\d+"
 # Two float32 evaluations, here and for the page: each logprob is off by 5e-4 at most
 # (``trace_cases.LOGPROBS``), and a change has two of them.
@@ -87,35 +74,6 @@ def test_an_edit_is_read(text, wanted):
     assert {*found} - {*wanted} <= {"sources"}
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--importance", "m.txt"], "--importance is m.txt; expected FILE.json"),
-        (["--importance", "nowhere/m.json"], "expected FILE.json in a folder that exists"),
-        (["--importance", "m.json", "--from", "x.json"], "--from does not go with --importance"),
-        (["--importance", "m.json", "--edit", "mask"], "--edit does not go with --importance"),
-        (["--importance", "m.json", "--max-tokens", "2"], "--max-tokens does not go with"),
-        (["--importance", "m.json", "--token", "2"], "--token does not go with --importance"),
-        (["--importance", "m.json", "--out", "x.png"], "--out does not go with --importance"),
-        (["--importance", "m.json"], "give a checkpoint right after `inspect`"),
-        ([str(DEMO), "--importance", "m.json", "--uds", "x"], "--uds is for a server that others"),
-        (["--url", "http://127.0.0.1:1", "--importance", "m.json"], "cannot be asked"),
-    ],
-)
-def test_a_map_that_is_refused(words, sentence, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert sentence in refused(capsys, *words, *ASK)
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_text_of_one_token_has_no_map(capsys, monkeypatch, tmp_path):
-    text = TraceAnswer.model_validate(trace_answer.head("demo", [5], 1, [0], ["a"]) | {"sites": []})
-    answer = httpx.Response(200, content=text.model_dump_json())
-    monkeypatch.setattr(httpx, "post", lambda url, **_: answer)
-    words = ("--url", "http://x", "--prompt", "a", "--importance", str(tmp_path / "m.json"))
-    assert "the text has one token" in refused(capsys, *words)
-
-
 def test_a_server_is_asked_for_edits_and_tells_logprobs(capsys, monkeypatch, tmp_path):
     """The lines are told again of the file that was written."""
     content = trace_answer.head("demo", [5, 6], 2, [0, 1], ["a", "b"]) | {"sites": []}
@@ -157,84 +115,6 @@ def test_a_server_is_asked_for_edits_and_tells_logprobs(capsys, monkeypatch, tmp
     ]
 
 
-# Maps.
-
-
-class Meter:
-    """A server's answers, with logprobs that are made up; `left` are given, then it is gone.
-
-    Attributes:
-        asked: the site and source of every mask that was measured; None where there was none.
-    """
-
-    def __init__(self, left: int = 99) -> None:
-        self.left = left
-        self.asked: list[tuple[int, str] | None] = []
-
-    def __call__(self, _: Server, body: dict) -> TraceAnswer:
-        head = trace_answer.head("demo", [3, 4], 2, [0, 1], ["a", "b"]) | {"sites": []}
-        if "logprobs" not in body:
-            traced = TRACED if "tokens" in body else []
-            return TraceAnswer.model_validate(
-                head | {"sites": [one.model_dump() for one in traced]}
-            )
-        if not self.left:
-            raise SettingError("the server is gone.")
-        self.left -= 1
-        masks = [(edit["sites"][0], edit["sources"][0]) for edit in body.get("edits", ())]
-        mask = masks[0] if masks else None
-        self.asked.append(mask)
-        rows = [{"position": 0, "next": -1.0 + change_of(mask), "top": []}]
-        rows.append({"position": 1, "next": None, "top": []})
-        head["logprobs"] = {"unedited": rows, "edited": None}
-        return TraceAnswer.model_validate(head)
-
-
-def change_of(mask: tuple[int, str] | None) -> float:
-    """Of the mean logprob; no two masks have one."""
-    if mask is None:
-        return 0.0
-    site, source = mask
-    return float(-1 - site - 100 * sites(BLOCKS)[site].sources.index(source))
-
-
-@pytest.mark.parametrize("left", [99, 3, 1, 0])
-def test_a_map_has_what_was_measured(left, monkeypatch, tmp_path):
-    """Wherever it ends: every source that a site can do without is masked once, in order."""
-    path, meter = tmp_path / "map.json", Meter(left)
-    monkeypatch.setattr(ask, "post", meter)
-    with nullcontext() if left == 99 else pytest.raises(SettingError, match="is gone"):
-        importance.write_map(Server("http://x"), "ab", path)
-    assert [file.name for file in tmp_path.iterdir()] == [path.name] * (left > 0)
-    if not left:
-        return
-    found = Importance.model_validate_json(path.read_text())
-    assert (found.model, found.tokens, found.logprob) == ("demo", [3, 4], -1.0)
-    masks = [
-        (one.index, source) for one in found.sites for source in one.sources[1:] and one.sources
-    ]
-    assert [None, *masks][: len(meter.asked)] == meter.asked
-    told = dict.fromkeys(meter.asked)
-    for site in found.sites:
-        each = [(site.index, source) for source in site.sources]
-        assert site.change == [change_of(mask) if mask in told else None for mask in each]
-
-
-@pytest.mark.parametrize("content", ["", "{}", '{"model": "demo"'])
-def test_a_file_is_not_written_over(content, capsys, tmp_path):
-    path = tmp_path / "map.json"
-    path.write_text(content)
-    sentence = refused(capsys, "--url", "http://x", "--importance", str(path), *ASK)
-    assert sentence.endswith(f"--importance: {path} exists already; name a new file, or remove it.")
-    assert path.read_text() == content
-
-
-def test_a_map_that_cannot_be_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(ask, "post", Meter())
-    with pytest.raises(SettingError, match="cannot be written"):
-        importance.write_map(Server("http://x"), "ab", tmp_path / "nowhere" / "map.json")
-
-
 # The whole, as docs/use/inspect.md has it.
 
 
@@ -262,16 +142,3 @@ def test_an_edit_of_the_demo(open_server, tmp_path, capsys):
     ]
     numbers = [[float(x) for x in re.findall(NUMBER, "\n".join(text))] for text in (found, lines)]
     assert numbers[0] == pytest.approx(numbers[1], abs=ROUNDED)
-
-
-@pytest.mark.engine
-def test_an_importance_map_of_the_demo(open_server, tmp_path, capsys):
-    command, told = blocks("--importance")
-    printed, path = run_of_the_page(capsys, command, tmp_path, open_server.url)
-    assert printed.splitlines()[-1] == str(path)
-    found, said = Importance.model_validate_json(path.read_text()), json.loads(told)
-    assert said["logprob"] == pytest.approx(found.logprob, abs=ROUNDED)
-    every = {one.index: one for one in found.sites}
-    for site in said["sites"]:
-        own = every[site["index"]]
-        assert site == own.model_dump() | {"change": pytest.approx(own.change, abs=ROUNDED)}

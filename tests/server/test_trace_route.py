@@ -6,11 +6,9 @@ from base64 import b64encode
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-import torch
-from edited_oracle import evaluate, greedy, mixing_sites, sources_at
+from edited_oracle import evaluate, greedy
 from fastapi import FastAPI
 from jobs import fresh_prompts
 from lens_oracle import lens
@@ -22,18 +20,16 @@ from transformers import LlamaConfig
 pytest.importorskip("vllm")
 
 from in_process import world
-from trace_cases import FAR, LOGPROBS, check_lens, check_vectors, wanted, worker_of
+from trace_cases import FAR, check_lens, check_vectors, wanted, worker_of
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeResponse
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from attnres_serve import cli
 from attnres_serve.compat import engine_config, requests
 from attnres_serve.depth import edits
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
-from attnres_serve.lens.importance import Importance
 from attnres_serve.server import metrics
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.endpoints import EndpointPlugin
@@ -252,31 +248,6 @@ def written_out(edits: list[dict], length: int) -> list[dict]:
         sites = [7 if site == "mlp 3" else site for site in edit["sites"]]
         found.append(edit | {"tokens": tokens, "sites": sites})
     return found
-
-
-def test_an_importance_map_of_a_server(monkeypatch, tmp_path):
-    """``attnres-serve inspect --url --importance``, whose numbers are the float64 model's."""
-    app, model, ids = app_of(Client(CUMULATIVE)), oracle.load(CUMULATIVE), TEXT["hello"]
-    monkeypatch.setattr(httpx, "post", lambda url, **words: app.post(URL, json=words["json"]))
-    path = tmp_path / "map.json"
-    words = ["inspect", "--url", "http://x", "--prompt", "hello", "--importance", str(path)]
-    assert cli.main(words) == 0
-    found = Importance.model_validate_json(path.read_text())
-    following = torch.tensor(ids[1:])[:, None]
-
-    def mean(edits: list[dict]) -> float:
-        return evaluate(model, ids, edits)[2][:-1].gather(1, following).mean().item()
-
-    assert found.tokens == ids and abs(found.logprob - mean([])) < LOGPROBS
-    assert [site.index for site in found.sites] == mixing_sites(model)
-    for site in found.sites:
-        assert site.sources == sources_at(model, site.index)
-        if len(site.sources) == 1:
-            assert site.change == [None]
-            continue
-        for source, change in zip(site.sources, site.change, strict=True):
-            ban = {"sites": [site.index], "sources": [source], "tokens": [0, 1, 2, 3], "mask": True}
-            assert abs(change - (mean([ban]) - mean([]))) < LOGPROBS
 
 
 @pytest.mark.parametrize("folder", [BLOCK, CUMULATIVE], ids=lambda folder: folder.name)

@@ -232,15 +232,17 @@ def test_the_tutorial(server, monkeypatch, tmp_path):
     page = cells.TUTORIAL.read_text()
     start, *commands = [cells.Cell(*both) for both in re.findall(cells.COMMANDS, page, re.S)]
     assert start.code.startswith("make serve") and "--dtype float32" in start.code
+    cells.link_demo(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
-    for command in commands:
-        shown = run(["bash", "-ec", at(server, command.code)])
+    for command in commands:  # one starts a server of its own
+        shown = run(["bash", "-ec", command.code.replace("http://127.0.0.1:8000", server.url)])
         if command.shown:
             cells.compare(command, shown)
     assert {path.name for path in tmp_path.iterdir()} == {
-        *("tutorial.png", "lines.py", "map.json", "edited.png")
+        *("tutorial.png", "lines.py", "map.json", "map.losses.jsonl", "edited.png"),
+        *("examples", "demo"),
     }
     ask_at(server, monkeypatch)
     cells.check(cells.TUTORIAL)
