@@ -3,6 +3,7 @@
 TYPE_CHECKING = False  # as typing has it, whose import takes milliseconds
 if TYPE_CHECKING:
     from attnres_serve.lens.api import trace as trace
+    from attnres_serve.lens.statistics import statistics as statistics
     from attnres_serve.lens.traced import Trace as Trace
     from attnres_serve.logprobs import compare_logprobs as compare_logprobs
     from attnres_serve.verify.reference_model import reference_model as reference_model
@@ -16,6 +17,7 @@ _MODULES = {
     "WeightSender": "attnres_serve.weight_sender",
     "compare_logprobs": "attnres_serve.logprobs",
     "reference_model": "attnres_serve.verify.reference_model",
+    "statistics": "attnres_serve.lens.statistics",
     "trace": "attnres_serve.lens.api",
 }
 

@@ -26,7 +26,7 @@ from attnres_serve.server.bounds.guard import Guard
 from attnres_serve.server.bounds.limits import Limits
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.head import Head
-from attnres_serve.server.routes import edits, info, models, page, trace, weights
+from attnres_serve.server.routes import edits, info, models, page, statistics, trace, weights
 from attnres_serve.server.weight_versions import WeightVersions
 
 
@@ -39,6 +39,7 @@ class EndpointPlugin:
     def attach_router(self, app: FastAPI) -> None:
         app.include_router(info.router)
         app.include_router(trace.router)
+        app.include_router(statistics.router)
         app.include_router(models.router)
         app.include_router(page.router)
         app.include_router(lifecycle.router)

@@ -183,7 +183,7 @@ def build_parser() -> argparse.ArgumentParser:
             help="draw what the sites of a prompt attend to",
             usage="attnres-serve inspect CHECKPOINT --prompt TEXT [options] [flags of serve]"
             "\n       attnres-serve inspect --url URL --prompt TEXT [options]"
-            "\n       attnres-serve inspect --from TRACE.json [options]"
+            "\n       attnres-serve inspect --from FILE.json [options]"
             "\n       attnres-serve inspect CHECKPOINT --queries [options]",
             description="Trace a prompt on a server of its own, or on a running one, and draw "
             "it: the weights of every site on its sources, for a token and on average. A server of "

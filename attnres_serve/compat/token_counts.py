@@ -1,5 +1,6 @@
 """Tokens of an HTTP request, counted where the engine answers, and the weights that they are of.
 
+Here, too, the ids of prompt and answer are told to whoever listens, when an answer has ended.
 So they are exact for streams, for several prompts and answers, and without a usage in the answer.
 """
 
@@ -32,6 +33,9 @@ class TokenCounts:
 
 _counts: ContextVar[TokenCounts | None] = ContextVar("attn_res_token_counts", default=None)
 
+Take = Callable[[list[int], list[int]], None]  # of prompt and answer
+listener: Callable[[], Take] | None = None  # called as a request begins; it takes what ends
+
 
 def begin() -> TokenCounts:
     """The counts of what this task, and every task that it starts, asks of the engine from now."""
@@ -53,6 +57,11 @@ def count(client) -> None:
 def _counting(generate: Callable[..., AsyncGenerator[Any, None]]) -> Any:
     def generate_and_count(prompt, sampling_params, request_id, **options):
         answers = generate(prompt, sampling_params, request_id, **options)
+        # Not our own, of embeddings, which have no ids, or one token of a beam search.
+        has_ids = not (isinstance(prompt, dict) and "prompt_embeds" in prompt)
+        is_whole = not (request_id.startswith("attn-res-") or "-beam-" in request_id)
+        if listener is not None and has_ids and is_whole:
+            answers = _told(answers, listener(), sampling_params)
         counts = _counts.get()
         if counts is None:
             return answers
@@ -67,7 +76,7 @@ PATCH = Patch(
     targets=("generate",),
     of="one engine's client",
     make=_counting,
-    why="an access line counts its tokens, and an answer names its weights; no fault",
+    why="its tokens are counted and its ids and weights told; no fault",
     models="every model of our server",
     first=(0, 28),
 )
@@ -91,4 +100,19 @@ async def _counted(answers, counts: TokenCounts, sampling_params):
                     if span.version not in counts.versions:
                         counts.versions.append(span.version)
             counts.uncounted -= comes_whole and output.finished
+            yield output
+
+
+async def _told(answers, take: Take, sampling_params):
+    from vllm.sampling_params import RequestOutputKind
+
+    is_part = sampling_params.output_kind == RequestOutputKind.DELTA
+    seen: dict[int, list[int]] = {}
+    async with aclosing(answers):
+        async for output in answers:
+            for answer in output.outputs:
+                before = seen.get(answer.index, []) if is_part else []
+                seen[answer.index] = [*before, *answer.token_ids]
+                if answer.finish_reason not in (None, "abort", "error"):
+                    take(list(output.prompt_token_ids or ()), seen[answer.index])
             yield output

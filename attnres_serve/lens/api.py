@@ -20,8 +20,6 @@ from attnres_serve.lens.traced import Trace
 from attnres_serve.lens.vectors import Tensors, encoded
 from attnres_serve.tracing.question import Question
 
-SERVERS = ("http://", "https://")
-
 
 def trace(
     model_or_url: str | os.PathLike[str],
@@ -78,7 +76,7 @@ def trace(
     )
     prompt = _prompt(prompt)
     tensors: Tensors = {}
-    if where.startswith(SERVERS):
+    if where.startswith(ask.SERVERS):
         of_engine = [*engine, *["max_model_len"] * (max_model_len is not None)]
         if of_engine:
             raise SettingError(

@@ -10,6 +10,7 @@ from attnres_serve.tracing.answer import TraceAnswer
 from attnres_serve.tracing.question import Question
 
 TRACE = "/v1/attn_res/trace"
+SERVERS = ("http://", "https://")
 CONNECT = 10  # seconds to reach a server
 
 

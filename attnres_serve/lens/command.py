@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="source",
-        metavar="TRACE.json",
-        help="draw a trace that was written before, without a server",
+        metavar="FILE.json",
+        help="draw a trace or statistics of a file; or the statistics of the server at an address",
     )
     parser.add_argument(
         "--max-tokens",
@@ -153,6 +153,11 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
     path = out_path(own.out or OUT, WRITERS, own.width)
     write = WRITERS[path.suffix.lower()]
     _check(checkpoint, own, flags)
+    if own.source is not None:
+        from attnres_serve.lens import statistics
+
+        if statistics.drew(own.source, path, own.width):
+            return 0
     if own.width is not None:
         write = partial(write, width=own.width)
     with output.bar(total=3, unit="step") as bar:
@@ -212,7 +217,7 @@ def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) ->
     """Refuse what can be seen on the command line alone, of a trace or an importance map."""
     if [checkpoint, own.url, own.source].count(None) != 2:
         raise SettingError(
-            "give a checkpoint right after `inspect`, --url URL of a server, or --from TRACE.json, "
+            "give a checkpoint right after `inspect`, --url URL of a server, or --from FILE.json, "
             "one of them."
         )
     if own.source is not None:

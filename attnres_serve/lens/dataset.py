@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnres_serve.depth.sites import PARTIAL
-from attnres_serve.tracing.answer import Prediction, TraceAnswer, TracedSite
+from attnres_serve.tracing.answer import Prediction, ReadingSite, TraceAnswer, TracedSite
 from attnres_serve.tracing.readings import WHOLE
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def dataset(trace: TraceAnswer) -> "xarray.Dataset":
     coordinates: Variables = {
         "site": [site.index for site in trace.sites],
         "token": [token.position for token in trace.tokens],
-        "source": _sources(trace.sites),
+        "source": sources_of(trace.sites),
         "layer": ("site", layers),
         "kind": ("site", [site.kind for site in trace.sites]),
         "token_id": ("token", [token.id for token in trace.tokens]),
@@ -70,7 +70,7 @@ def _facts(trace: TraceAnswer) -> dict[str, Any]:
     }
 
 
-def _sources(sites: Sequence[TracedSite]) -> list[str]:
+def sources_of(sites: Sequence[ReadingSite]) -> list[str]:
     """The names of all sources, the partial sum last as at every site."""
     names = dict.fromkeys(name for site in sites for name in site.sources)
     return sorted(names, key=PARTIAL.__eq__)
@@ -78,7 +78,7 @@ def _sources(sites: Sequence[TracedSite]) -> list[str]:
 
 def _by_source(trace: TraceAnswer, name: str) -> np.ndarray:
     """The rows of every site's own sources, ``[sites, tokens, sources]``, NaN where it has none."""
-    columns = {source: number for number, source in enumerate(_sources(trace.sites))}
+    columns = {source: number for number, source in enumerate(sources_of(trace.sites))}
     table = np.full((len(trace.sites), len(trace.tokens), len(columns)), np.nan)
     for number, site in enumerate(trace.sites):
         for source, column in zip(site.sources, np.array(getattr(site, name)).T, strict=False):
@@ -92,7 +92,7 @@ def _lens(trace: TraceAnswer) -> tuple[Variables, Variables]:
     The answer has a reading that is the same at every site once; here it is at every site that has
     the source.
     """
-    readings, sources = trace.lens or [], _sources(trace.sites)
+    readings, sources = trace.lens or [], sources_of(trace.sites)
     rows = [row for reading in readings for row in reading.predictions]
     found = _predicted(rows, (len(readings), len(trace.tokens)))
     for name, array in found.items():

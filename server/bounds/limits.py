@@ -19,7 +19,7 @@ from attnres_serve.server.refusal import refuse
 
 BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests meanwhile
 READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
-ASKING = frozenset({"/v1/attn_res"})  # except these, which ask the workers
+ASKING = frozenset({"/v1/attn_res", "/v1/attn_res/statistics"})  # except these, which ask workers
 CODING = b"content-encoding"
 # What may stand in a body that has a number which is none, or too large for a float.
 UNBOUNDED = re.compile(rb"NaN|Infinity|[eE]\+?0*[1-9]\d\d|\d{300}")

@@ -97,7 +97,7 @@ async def trace(body: TraceRequest, raw_request: Request):
 async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     state = raw_request.app.state
     client, policy = state.engine_client, openai_server.policy_of(state.args) or Policy()
-    places = await _sites(client)
+    places = await places_of(client)
     names = openai_app.served_names(state)
     if body.model is not None and body.model not in names:
         raise HTTPException(404, openai_app.no_such_model(state.openai_serving_models, body.model))
@@ -172,7 +172,7 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     return Response(content, media_type="application/json")
 
 
-async def _sites(client) -> list[Site]:
+async def places_of(client) -> list[Site]:
     """The sites of the served model.
 
     Raises:

@@ -103,6 +103,14 @@ export async function answer({ prompt, chat, maxTokens, temperature, seed }, sig
   return found;
 }
 
+/** What the server has counted of what it serves, or null where it does not say. */
+export function statistics(signal) {
+  return ask("v1/attn_res/statistics", null, signal).catch((error) => {
+    if (error.name === "AbortError") throw error;
+    return null;
+  });
+}
+
 /** The trace that a body asks for. */
 export function trace(body, signal) {
   return ask("v1/attn_res/trace", body, signal);

@@ -24,14 +24,15 @@ let beside = null; // what files need that the page has beside a figure, see ``b
 /**
  * Draw everything anew.
  *
- * view: ``summary``, ``kept`` (``{ mean, token, most }`` of a comparison, or null), ``mode`` of the
+ * view: ``summary``, ``kept`` (``{ mean, token, most }`` of a comparison, or null), ``served`` means, ``mode`` of the
  * second map, and the acts ``nameOf``, ``point``, ``pick`` of cells, ``pickToken``.
  */
 export function build(view) {
   const { summary, mode } = view;
+  const means = mode === "served" ? view.served : summary.sites.map(({ mean }) => mean);
   const ink = inkOf(theme());
   const scale = weightScale(summary.widest);
-  const other = mode === "mean" ? scale : differenceScale(view.kept.most);
+  const other = isMean(mode) ? scale : differenceScale(view.kept.most);
   byId("lens").hidden = !summary.hasLens;
   byId("figures").classList.toggle("with-lens", summary.hasLens);
   const half = byId("figures").clientWidth / 2 - AXES;
@@ -57,8 +58,7 @@ export function build(view) {
   });
   drawn.lens = summary.hasLens ? lensColumn(summary, size("lens")) : null;
   for (const name of NAMES.slice(0, 5)) put(name);
-  const means = summary.sites.map(({ mean }) => mean);
-  if (mode === "mean") drawn.second.paint((row, column) => scale.colour(means[row][column]));
+  if (isMean(mode)) drawn.second.paint((row, column) => scale.colour(means[row][column]));
   byId("legend").replaceChildren(legend(summary, byId("legend").clientWidth, ink));
   drawn["over-tokens"] = null;
   const lacksAxis = NAMES.slice(isFirst("second") ? 2 : 1, 5);
@@ -74,7 +74,7 @@ export function update(view) {
   const edited = summary.trace.edits?.length ? ", edited" : "";
   const said = `${spoken(summary.trace.tokens[token])}${edited}`;
   drawn.weights.paint((row, column) => scale.colour(summary.sites[row].weights[token][column]));
-  if (mode !== "mean") {
+  if (!isMean(mode)) {
     const other = differenceScale(view.kept.most);
     const change = mode === "token" ? view.kept.token(token) : view.kept.mean;
     drawn.second.paint((row, column) =>
@@ -118,6 +118,11 @@ function overTokens(view, scale, edited) {
   drawn[name].choose({ row: cell.column, column: token });
   byId("over-title").textContent = `Site ${site.index}, ${site.name}: every token`;
   title(name, `Depth attention of site ${site.index}, ${site.name}, over the tokens${edited}`);
+}
+
+/** True if the second map has weights, not their differences. */
+function isMean(mode) {
+  return mode === "mean" || mode === "served";
 }
 
 function put(name) {

@@ -1,5 +1,5 @@
 // A run: an answer, the trace of exactly the tokens that were shown, and what follows each.
-import { Refusal, answer, trace } from "./api.js";
+import { Refusal, answer, statistics, trace } from "./api.js";
 import { fitting, leftOut } from "./fit.js";
 import { html } from "./svg.js";
 import { show } from "./viewer.js";
@@ -38,9 +38,10 @@ export async function run(asked, { info, wanted, signal, say }) {
   const body = isEdited ? { ...given, edits: asked.edits } : given;
   say(`Tracing ${fits.trace} tokens …`);
   const [found, lens, note] = await predicted(body, length, fits, signal);
+  const served = await statistics(signal);
   byId("stream").hidden = true; // the same text follows, token by token
   // Prompt and answer went as one prompt, so the server cannot tell them apart.
-  show({ ...found, prompt_tokens: promptTokens }, wanted, false, lens);
+  show({ ...found, prompt_tokens: promptTokens }, wanted, false, { lens, served });
   showAnswers(
     before,
     isEdited && before ? found.tokens.filter(({ position }) => position >= promptTokens) : null,

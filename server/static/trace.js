@@ -133,6 +133,21 @@ export function liveliest({ sites }) {
   return { row: best.row, column: best.column };
 }
 
+/**
+ * The mean weights of all tokens that a server has counted, by site and source; null where it has
+ * counted none, or has not the sites of a trace.
+ */
+export function meansOf({ sites, tokens }, trace) {
+  if (!sites.length || !sameSites({ sites }, trace)) return null;
+  const total = tokens.prefill + tokens.decode;
+  const sum = (phase, count, column) => (phase ? phase.mean[column] * count : 0);
+  return sites.map(({ prefill, decode, sources }) =>
+    sources.map(
+      (_, at) => (sum(prefill, tokens.prefill, at) + sum(decode, tokens.decode, at)) / total,
+    ),
+  );
+}
+
 /** True if the cells of two traces belong together. */
 export function sameSites(one, other) {
   const shape = ({ sites }) =>

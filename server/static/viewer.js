@@ -8,7 +8,7 @@ import { spokenEdit, spokenRun } from "./sentences.js";
 import { spoken, textOf } from "./text.js";
 import { onTheme } from "./theme.js";
 import { colourTokens, markToken, showTokens } from "./tokens.js";
-import { liveliest, sourceName, summarise } from "./trace.js";
+import { liveliest, meansOf, sourceName, summarise } from "./trace.js";
 
 const byId = (id) => document.getElementById(id);
 const main = document.querySelector("main");
@@ -60,9 +60,9 @@ export function cellOf(index, source) {
  *
  * wanted: the ``token`` (a position), and the ``site`` and ``source`` to choose if they are there.
  * isSaved: the trace is of a file, not of a run.
- * lens: of its last tokens, where it was read apart.
+ * lens: of its last tokens, where it was read apart.  served: what its server has counted, or null.
  */
-export function show(trace, wanted = {}, isSaved = false, lens = null) {
+export function show(trace, wanted = {}, isSaved = false, { lens = null, served = null } = {}) {
   if (trace.tokens.length === 0) throw new Error("the trace has no token");
   const summary = summarise(trace, lens);
   const comparison = kept && difference(summary, kept);
@@ -71,6 +71,7 @@ export function show(trace, wanted = {}, isSaved = false, lens = null) {
     summary,
     isSaved,
     kept: comparison,
+    served: served && meansOf(served, trace),
     mode: comparison ? "difference" : "mean",
     token: token < 0 ? trace.tokens.length - 1 : token,
     cell: null,
@@ -86,8 +87,8 @@ export function show(trace, wanted = {}, isSaved = false, lens = null) {
   view.cell = cellOf(wanted.site, wanted.source) ?? liveliest(summary);
   main.classList.remove("empty", "busy");
   showTokens(trace.tokens, trace.prompt_tokens, choose);
-  for (const option of byId("mode").options)
-    option.disabled = option.value !== "mean" && !comparison;
+  const offered = { mean: true, served: view.served, difference: comparison, token: comparison };
+  for (const option of byId("mode").options) option.disabled = !offered[option.value];
   byId("mode").value = view.mode;
   const edits = (trace.edits ?? []).map((edit) => spokenEdit(edit, summary.nameOf));
   byId("previous").hidden = true;
@@ -131,7 +132,11 @@ function sayKept(how) {
 
 /** Draw what depends on the size, the theme or the comparison. */
 function draw() {
-  const modes = { mean: "Depth attention, mean over tokens", difference: "Difference of means" };
+  const modes = {
+    mean: "Depth attention, mean over tokens",
+    served: "Depth attention, mean of what is served",
+    difference: "Difference of means",
+  };
   view.modeTitle = modes[view.mode] ?? "Difference at the chosen token";
   drawnWidth = byId("figures").clientWidth;
   build(view);

@@ -49,7 +49,8 @@ JSON = ("Content-Type", "application/json; charset=utf-8")
 GOLDEN = str(GOLDENS / "fla_transformer_block")
 DATA = (
     *("/v1/attn_res/trace", "/v1/completions", "/invocations", "/tokenize", "/start_profile"),
-    *("/v1/attn_res", "/v1/responses"),
+    *("/v1/attn_res", "/v1/responses", "/v1/attn_res/statistics", "/v1/attn_res/statistics/stop"),
+    "/v1/attn_res/statistics/start",
 )
 PUBLIC = (*sorted(PROBES), "/", "/attn_res", "/attn_res/page.js")
 

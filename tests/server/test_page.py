@@ -233,8 +233,8 @@ class Visit:
     def cells(self, picture: str = "weights") -> int:
         return self.tab.locator(f"#{picture} [role=gridcell]").count()
 
-    def cell(self, row: int, column: int):
-        return self.tab.locator(f'#weights [data-row="{row}"][data-column="{column}"]')
+    def cell(self, row: int, column: int, picture: str = "weights"):
+        return self.tab.locator(f'#{picture} [data-row="{row}"][data-column="{column}"]')
 
     def focused(self, what: str) -> str:
         """Something of the element that has the focus."""
@@ -952,6 +952,34 @@ SMALL = """() => {
     .filter((one) => one.checkVisibility() && Math.min(size(one).width, size(one).height) < 23.9)
     .map((one) => `${one.id || one.outerHTML} ${size(one).width} ${size(one).height}`);
 }"""
+
+
+def test_the_mean_of_what_is_served(visit):
+    """Over the tokens of prompts and answers, beside the map of the token; a file has none."""
+    found = visit(viewport={"width": 1280, "height": 900}, base_url=SITE)
+    server = MadeUpServer(4, 4)
+    server.serve(found.tab)
+    found.tab.goto("/attn_res#max_tokens=3&prompt=iii.")
+    found.finished()
+    found.tab.select_option("#mode", "served")
+    found.tab.locator(
+        '#second svg[aria-label="Depth attention, mean of what is served"]'
+    ).wait_for()
+    for row, site in enumerate(server.client.get("/v1/attn_res/statistics").json()["sites"]):
+        means = [np.array(site[phase]["mean"]) for phase in ("prefill", "decode")]
+        mean = (4 * means[0] + 12 * means[1]) / 16
+        fills = [found.cell(row, at, "second").get_attribute("fill") for at in range(len(mean))]
+        assert is_coloured(fills, mean)
+    found.tab.set_input_files(
+        "#open",
+        {
+            "name": "x.json",
+            "mimeType": "application/json",
+            "buffer": json.dumps(made_up_trace(4, 4, ["a"])).encode(),
+        },
+    )
+    found.tab.locator('#mode option[value="served"]:disabled').wait_for(state="attached")
+    assert found.tab.locator("#mode").input_value() == "mean" and found.errors == []
 
 
 def test_a_finger_finds_what_it_presses(visit):

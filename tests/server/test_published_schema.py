@@ -41,6 +41,9 @@ ROUTES = {
             "edits": [{"sites": [3], "mean": True}],
         }
     },
+    ("GET", "/v1/attn_res/statistics"): {},
+    ("POST", "/v1/attn_res/statistics/start"): {"body": {"cost": 0.01}},
+    ("POST", "/v1/attn_res/statistics/stop"): {},
     ("POST", "/v1/completions"): {"body": {"prompt": "import os", "logprobs": 1}},
     ("POST", "/v1/chat/completions"): {
         "body": {"messages": [{"role": "user", "content": "import os"}], "max_tokens": FEW}
@@ -79,12 +82,12 @@ def check(document, route: tuple[str, str], examples: int) -> None:
     method, path = route
     operation = document[path][method]
     right = ROUTES[route]
-    media_type = "application/json" if method == "POST" else None
+    media_type = "application/json" if "body" in right else None
     case = operation.Case(**right, media_type=media_type)
     assert case.call_and_validate(checks=CHECKS, timeout=TIMEOUT).status_code == 200
     valid = operation.as_strategy().map(named)
     cases = [valid]
-    if method == "POST":
+    if "body" in right:
         invalid = operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE)
         cases += [nearly(valid, right["body"]), invalid.map(named)]
 

@@ -13,18 +13,19 @@ pytest.importorskip("vllm")
 
 from attnres_serve.server import endpoints, lifecycle
 from attnres_serve.server.head import Head
-from attnres_serve.server.routes import info, models, page, trace
+from attnres_serve.server.routes import info, models, page, statistics, trace
 
 PARAMETER = re.compile(r"\{.*?\}")
 
 
 def test_the_page_lists_every_route() -> None:
     text = (ROOT / "docs" / "use" / "serve.md").read_text()
-    listed = {PARAMETER.sub("{}", row) for row in re.findall(r"^\| `([A-Z]+ /.*?)` \|", text, re.M)}
+    rows = re.findall(r"^\| (`[A-Z]+ /.*?`) \|", text, re.M)
+    listed = {PARAMETER.sub("{}", one) for row in rows for one in re.findall("`(.*?)`", row)}
     ours = {
         f"{method} {PARAMETER.sub('{}', route.path)}"
-        for router in (info.router, lifecycle.router, models.router, page.router, trace.router)
-        for route in router.routes
+        for module in (info, lifecycle, models, page, statistics, trace)
+        for route in module.router.routes
         for method in route.methods
     }
     assert ours - listed == {"GET /attn_res/{}"}  # files of the page
@@ -33,7 +34,16 @@ def test_the_page_lists_every_route() -> None:
 
 def test_every_file_of_routes_is_looked_at() -> None:
     files = {path.stem for path in (ROOT / "server" / "routes").glob("*.py")}
-    assert files == {"__init__", "info", "models", "page", "replays", "trace", "weights"}
+    assert files == {
+        "__init__",
+        "info",
+        "models",
+        "page",
+        "replays",
+        "statistics",
+        "trace",
+        "weights",
+    }
 
 
 @pytest.mark.parametrize("path", ["/plain", "/away", "/parts", "/missing", "/only-post"])

@@ -16,6 +16,7 @@ from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.server.routes import page
 from attnres_serve.tracing import answer as trace_answer
 from attnres_serve.tracing.answer import TraceAnswer
+from attnres_serve.tracing.statistics import StatisticsAnswer, of_site, sums
 
 TEXTS = ("import", " os", "\n", "def", " $x$", "\t", "你", "é")
 SITE = "http://localhost"  # which browsers trust as they trust https
@@ -83,6 +84,7 @@ class MadeUpServer:
         app.include_router(page.router)
         app.get("/v1/models")(lambda: {"data": [{"id": "made up"}]})
         app.get("/v1/attn_res")(self._info)
+        app.get("/v1/attn_res/statistics")(self._statistics)
         app.post("/v1/completions")(self._complete)
         app.post("/v1/attn_res/trace")(self._trace)
         self.client = TestClient(app, SITE, follow_redirects=False)
@@ -108,6 +110,20 @@ class MadeUpServer:
     def _info(self) -> dict[str, Any]:
         counts = {"blocks": 2 * self.layers // self.block, "sites": 2 * self.layers + 1}
         return {"format": "house", "backbone": "llama", **counts, "trace": self.limits}
+
+    def _statistics(self) -> dict[str, Any]:
+        """Of four tokens of prompts and twelve of answers."""
+        tokens = {"prefill": 4, "decode": 12}
+        places = [
+            site for site in sites(AttnResSpec.uniform(Layout.of(self.layers), self.block, 1e-6))
+        ]
+        found = {}
+        for site in places:
+            rows = np.random.default_rng(site.index).dirichlet(np.ones(site.num_sources), 16)
+            found[site.index] = of_site(site, sums(rows, 4), tokens).model_dump()
+        return StatisticsAnswer(
+            model="made up", tokens=tokens, sites=[*found.values()]
+        ).model_dump()
 
     async def _complete(self, request: Request) -> Response:
         body = await request.json()
