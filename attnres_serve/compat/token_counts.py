@@ -111,8 +111,8 @@ async def _told(answers, take: Take, sampling_params):
     async with aclosing(answers):
         async for output in answers:
             for answer in output.outputs:
-                before = seen.get(answer.index, []) if is_part else []
-                seen[answer.index] = [*before, *answer.token_ids]
+                own = seen.setdefault(answer.index, [])
+                own[len(own) if is_part else 0 :] = answer.token_ids
                 if answer.finish_reason not in (None, "abort", "error"):
-                    take(list(output.prompt_token_ids or ()), seen[answer.index])
+                    take(list(output.prompt_token_ids or ()), own)
             yield output
