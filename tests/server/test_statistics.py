@@ -333,12 +333,15 @@ def test_new_weights_begin_anew(app, client):
 
 def test_a_site_that_gives_something_else_ends_them(app, client, monkeypatch):
     app.post(f"{URL}/start", json={"cost": 1}).raise_for_status()
-    problem = {"problem": "site 3 is wrong.", "sites": [], "predicted": None, "lens": None}
     ask_workers = requests.ask_workers
 
     async def wrong(client, method, *words):
         found = await ask_workers(client, method, *words)
-        return [found[0], problem] if method == "attn_res_trace" else found
+        return (
+            [found[0], found[1] | {"problem": "site 3 is wrong."}]
+            if method == "attn_res_trace"
+            else found
+        )
 
     monkeypatch.setattr(requests, "ask_workers", wrong)
     served(app, [3, 4, 5])
