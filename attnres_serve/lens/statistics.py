@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -58,7 +58,10 @@ def statistics(url: str, *, key: str | None = None) -> "xarray.Dataset":
 def _asked(server: Server) -> StatisticsAnswer:
     import httpx
 
-    found = post(server, None, path="/v1/attn_res/statistics", call=partial(httpx.request, "GET"))
+    def get(url: str, json: None, **options: Any) -> httpx.Response:
+        return httpx.get(url, **options)
+
+    found = post(server, None, path="/v1/attn_res/statistics", call=get)
     try:
         return StatisticsAnswer.model_validate(found)
     except ValidationError:

@@ -114,6 +114,7 @@ def test_prefix_caching_that_is_asked_for_is_refused(architecture: str, title: s
         model_config=Model(architecture),
         cache_config=SimpleNamespace(enable_prefix_caching=True),
         parallel_config=SimpleNamespace(data_parallel_size=1),
+        additional_config={},
         lora_config=None,
     )
     with pytest.raises(SettingError) as raised:

@@ -36,6 +36,7 @@ def test_every_file_of_routes_is_looked_at() -> None:
     files = {path.stem for path in (ROOT / "server" / "routes").glob("*.py")}
     assert files == {
         "__init__",
+        "edits",
         "info",
         "models",
         "page",
