@@ -78,7 +78,10 @@ def served(tmp_path_factory):
         spec = check_folder(folders[name]).translated(name).spec
         assert spec is not None
         edits = resolve([Edit.model_validate(edit) for edit in EDITS], sites(spec), 190)
-        jobs[f"{name} traced"] = engine_job(folders[name], prompts(), "single_pass", edits=edits)
+        # None replaces a source, and a job is JSON.
+        jobs[f"{name} traced"] = engine_job(
+            folders[name], prompts(), "single_pass", edits=[edit[:4] for edit in edits]
+        )
     return folders, run_named(jobs, root / "run")
 
 
