@@ -9,13 +9,18 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from attnres_serve.compat import changing_edits
+from attnres_serve.compat import changing_edits, decoder
 from attnres_serve.compat.workarounds import replaced_weights, replacing_calls
 from attnres_serve.compat.workarounds.replacing_calls import NotWholeError, OrderError
+from attnres_serve.depth import static_edits
 from attnres_serve.depth.edits import Edit
+from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
+from attnres_serve.families import layout_of
+from attnres_serve.model.config import spec_of
 from attnres_serve.worker import WorkerExtension
 
+QWEN = {"model_type": "attnres_qwen3", "num_hidden_layers": 3}
 FIRST, SECOND = [Edit(mask=True, sources=["block 1"])], [Edit(mean=True)]
 Fails = Callable[[int, list[dict[str, Any]]], str | None]
 
@@ -132,6 +137,22 @@ def test_a_request_that_runs_is_not_disturbed() -> None:
         change(engine, FIRST)
     assert engine.workers == [[], []]
     replacing_calls.check_whole(engine)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_every_worker_changes(is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "is_first_worker", lambda: is_first)
+    changed: list[Any] = []
+    spec = AttnResSpec(layout_of(QWEN), (0, 1, 3), 1e-6).to_house()
+    config = SimpleNamespace(attn_res=spec, attn_res_config=QWEN)
+    edited = SimpleNamespace(change=changed.append)
+    model = SimpleNamespace(attn_res_edited=edited, config=config)
+    worker: Any = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
+    wanted = static_edits.resolve(FIRST, spec_of(config))  # type: ignore[arg-type]
+    assert WorkerExtension.attn_res_change_edits(worker, static_edits.to_json(FIRST)) is None
+    assert changed == [wanted] and len(wanted) > 1
+    said = WorkerExtension.attn_res_change_edits(worker, [{"mask": True, "sources": ["block 9"]}])
+    assert said is not None and "block 9" in said and len(changed) == 1
 
 
 def test_a_worker_never_raises() -> None:
