@@ -519,6 +519,24 @@ def running(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, Any], note: Any 
     return [[process.Contender(name, ()) for name in seconds], said]
 
 
+def compiling(clock: list[float], first_s: float, later_s: float) -> Any:
+    """A ``note`` of ``running``: both engines compile at the first start, and load code later.
+
+    Args:
+        clock: seconds that have passed, to which every start of an engine adds.
+        first_s, later_s: what such a start of one engine takes.
+    """
+
+    def note(name: str | None, _: Any) -> dict[str, Any] | None:
+        if name is None:
+            return None
+        compiles = clock[0] < 2 * first_s
+        clock[0] += first_s if compiles else later_s
+        return {"alike": facts()["alike"] | {"code_loaded": not compiles}}
+
+    return note
+
+
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_every_start_has_new_engines_started_in_another_order(monkeypatch, rounds):
     started: list = []
@@ -544,13 +562,7 @@ def test_no_start_but_the_first_overruns_the_budget(budget, starts, monkeypatch)
     """The first takes 50 seconds, because it compiles, and any other 20; a tenth is left."""
     clock = [0.0]
 
-    def tick(name: str | None, _: Any) -> dict[str, float] | None:
-        if name is None:
-            return None
-        compiles = clock[0] < 50
-        clock[0] += 25.0 if compiles else 10.0
-        return {"alike": facts()["alike"] | {"code_loaded": not compiles}}
-
+    tick = compiling(clock, 25.0, 10.0)
     seconds = {name: itertools.repeat(1.0) for name in ("baseline", "other")}
     contenders, _ = running(monkeypatch, seconds, tick)
     monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
@@ -573,13 +585,7 @@ def test_rounds_are_cut_before_starts(budget, rounds, starts, monkeypatch):
     """A start takes 75 seconds, as it compiles, and later ones 30; a round takes 50."""
     clock = [0.0]
 
-    def tick(name: str | None, _: Any) -> dict[str, float] | None:
-        if name is None:
-            return None
-        compiles = clock[0] < 75
-        clock[0] += 37.5 if compiles else 15.0
-        return {"alike": facts()["alike"] | {"code_loaded": not compiles}}
-
+    tick = compiling(clock, 37.5, 15.0)
     ask = Asked.ask
 
     def slow(self: Asked, what: str, **more: Any) -> Any:
