@@ -42,18 +42,27 @@ async def change(engine: Any, edits: list[Edit]) -> None:
         OrderError: a request runs.
     """
     async with replacing_calls.turn(engine), replacing_calls.still(engine):
-        before, mark = served(engine), getattr(engine, _MARK, "")
-        set_problem(engine, EDITS, "a change did not end")
-        if (why := await _ask(engine, edits)) is not None:
-            left = await _ask(engine, before)  # other workers may have changed
-            set_problem(engine, EDITS, left and why)
+        try:
+            why, left = await _exchange(engine, edits)
+        except BaseException:  # a caller that has gone; no request is refused before that
+            set_problem(engine, EDITS, "a change did not end")
+            raise
+        set_problem(engine, EDITS, left and why)
+        if why is not None:
             raise (NotWholeError if left else SettingError)(why)
-        version = (await engine.get_weight_version()).removesuffix(mark)
-        setattr(engine, _SERVED, edits)
-        setattr(engine, _MARK, f"+edits.{int(mark.rpartition('.')[2] or 0) + 1}")
-        await engine.update_weight_version(version)
-        setattr(engine, replacing_calls.CHANGED, time.time())
-        set_problem(engine, EDITS, None)
+
+
+async def _exchange(engine: Any, edits: list[Edit]) -> tuple[str | None, str | None]:
+    """Why workers did not change, and then why they did not get their old edits back."""
+    before, mark = served(engine), getattr(engine, _MARK, "")
+    if (why := await _ask(engine, edits)) is not None:
+        return why, await _ask(engine, before)  # other workers may have changed
+    version = (await engine.get_weight_version()).removesuffix(mark)
+    setattr(engine, _SERVED, edits)
+    setattr(engine, _MARK, f"+edits.{int(mark.rpartition('.')[2] or 0) + 1}")
+    await engine.update_weight_version(version)
+    setattr(engine, replacing_calls.CHANGED, time.time())
+    return None, None
 
 
 async def _ask(engine: Any, edits: list[Edit]) -> str | None:

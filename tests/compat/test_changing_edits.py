@@ -131,6 +131,26 @@ def test_a_call_without_an_end_serves_nothing() -> None:
         replacing_calls.check_whole(engine)
 
 
+def test_a_request_that_comes_meanwhile_is_not_refused() -> None:
+    """It waits for its turn; only a change that was cut off leaves an engine that serves nothing."""
+    engine = Engine()
+
+    def looks(rank: int, edits: Any) -> None:
+        replacing_calls.check_whole(engine)
+
+    engine.fails = looks
+    change(engine, FIRST)
+
+    def is_cut_off(rank: int, edits: Any) -> str | None:
+        raise asyncio.CancelledError
+
+    engine.fails = is_cut_off
+    with pytest.raises(asyncio.CancelledError):
+        change(engine, SECOND)
+    with pytest.raises(NotWholeError, match="did not end"):
+        replacing_calls.check_whole(engine)
+
+
 def test_a_request_that_runs_is_not_disturbed() -> None:
     engine = Engine(busy=True)
     with pytest.raises(OrderError):
