@@ -132,7 +132,7 @@ def test_a_call_without_an_end_serves_nothing() -> None:
 
 
 def test_a_request_that_comes_meanwhile_is_not_refused() -> None:
-    """It waits for its turn; only a change that was cut off leaves an engine that serves nothing."""
+    """It waits for its turn; only a change that was cut off leaves an engine that serves none."""
     engine = Engine()
 
     def looks(rank: int, edits: Any) -> None:
