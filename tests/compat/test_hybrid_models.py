@@ -165,16 +165,18 @@ def test_latent_attention_keeps_chunks_and_prefixes(
         assert kept == ((chunks, prefixes) if tokens == 512 else (False, False))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(
     ("row", "amx"), [((512, 64), True), ((256, 32), False), ((544, 32), False), ((64, 64), False)]
 )
-def test_a_row_that_kernels_for_amx_do_not_have_is_ours(
-    row: tuple, amx: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_kernels_for_amx_do_not_have_is_ours(
+    row: tuple, amx: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    config = SimpleNamespace(
-        model_config=Model(KIMI, True, row), attention_config=SimpleNamespace(backend=None)
-    )
+    model = Model(KIMI, True, row)
+    model.dtype = dtype
+    amx = amx and dtype == torch.bfloat16
+    config = SimpleNamespace(model_config=model, attention_config=SimpleNamespace(backend=None))
     mla_backend.ask_for_cpu_mla(config)
     mla_backend.compute_every_row()
     selected = SimpleNamespace(use_sparse=False, use_mla=True)

@@ -1,8 +1,9 @@
 """The backend of latent attention on CPU.
 
 vLLM 0.32 and 0.33: ``CPU_MLA`` computes rows of one size, in blocks of 16 tokens alone, and a CPU
-with AMX takes ``AMX_MLA``, whose kernels read rows as if they were of that size.  For other rows
-``CPU_MLA`` is asked for, and ``model.latent_attention`` stands in its place.
+with AMX takes ``AMX_MLA``, whose kernels read rows as if they were of that size, and have weights
+in bfloat16 alone.  For other rows and dtypes ``CPU_MLA`` is asked for, and
+``model.latent_attention`` stands in its place.
 """
 
 from attnres_serve.families import latent
@@ -30,7 +31,8 @@ def uses_amx(model_config) -> bool:
     import torch
 
     row = tuple(getattr(model_config.hf_text_config, key, None) for key in latent.ROW)
-    return row == latent.COMPILED and torch.cpu._is_amx_tile_supported()
+    fits = row == latent.COMPILED and model_config.dtype == torch.bfloat16
+    return fits and torch.cpu._is_amx_tile_supported()
 
 
 def ask_for_cpu_mla(vllm_config) -> None:
