@@ -123,11 +123,13 @@ def test_changes_under_load(server: Server) -> None:
 
     with ThreadPoolExecutor(16) as clients:
         running = [clients.submit(client, at) for at in range(16)]
-        for edits in (MASKED, EVEN, [], MASKED):
+        try:
+            for edits in (MASKED, EVEN, [], MASKED):
+                time.sleep(0.5)
+                versions[put(server, edits)] = json.dumps(edits)
             time.sleep(0.5)
-            versions[put(server, edits)] = json.dumps(edits)
-        time.sleep(0.5)
-        done.set()
+        finally:
+            done.set()
     seen = set()
     for at, one in enumerate(running):
         for (tokens, logprobs), stated in one.result():

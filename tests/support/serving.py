@@ -34,7 +34,9 @@ class Server:
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = httpx.Client(base_url=self.url, timeout=300)
+        # uvicorn ends a connection that was idle for five seconds, perhaps as it is used again.
+        limits = httpx.Limits(keepalive_expiry=1)
+        self.client = httpx.Client(base_url=self.url, timeout=300, limits=limits)
 
     def get(self, path: str) -> Any:
         return self.client.get(path).raise_for_status().json()
