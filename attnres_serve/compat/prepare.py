@@ -18,6 +18,7 @@ from attnres_serve.compat.workarounds import (
     hybrid_prefix_caching,
     ids_without_row,
     inductor,
+    int8_in_float32,
     long_refusals,
     malloc,
     messages_errors,
@@ -38,6 +39,7 @@ from attnres_serve.compat.workarounds import (
     router_bias,
     rows_without_adapter,
     seeds_beside_others,
+    seeds_of_chunks,
     shared_memory,
     torch_vector_math,
     unsendable,
@@ -119,6 +121,8 @@ def worker(vllm_config) -> None:
         rotary.PATCH.apply()
         router_bias.PATCH.apply()
         seeds_beside_others.PATCH.apply()
+        seeds_of_chunks.PATCH.apply()
+        int8_in_float32.PATCH.apply()
         expert_map.PATCH.apply()
         mla_backend.compute_every_row()
         zeroed_blocks.PATCH.apply()

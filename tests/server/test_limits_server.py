@@ -10,7 +10,7 @@ from threading import Thread
 
 import httpx
 import pytest
-from demo_servers import KEY, SECOND, SEQUENCES, TRACE_TOKENS
+from demo_servers import CHUNK, KEY, SECOND, SEQUENCES, TRACE_TOKENS
 from demo_servers import KEYED_CONTEXT as CONTEXT
 from raw_http import connected, read
 
@@ -167,6 +167,15 @@ def test_headers(server, headers):
 def test_bounds_of_a_request(client, path, asked, said):
     """Ours on sequences, traces and schemas; vLLM's on the prompt and the answer."""
     assert said in error_of(client.post(path, json={"model": "demo"} | asked), 400)
+
+
+def test_a_seed_with_a_prompt_in_chunks(client):
+    """The second time, all but the last chunk are in the cache."""
+    ask = COMPLETION | {"prompt": "def write(self, data):\n" * 30, "seed": 7, "temperature": 1}
+    asked = [client.post("/v1/completions", json=ask | {"max_tokens": 8}) for _ in range(2)]
+    first, second = (one.raise_for_status().json() for one in asked)
+    assert first["usage"]["prompt_tokens"] > 2 * CHUNK
+    assert first["choices"][0]["text"] == second["choices"][0]["text"]
 
 
 # --- text only
