@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: how long they measure, intervals, and the document that they print."""
+"""Shared by the benchmarks: how long they measure, and the document that they print."""
 
 import argparse
 import json
@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-import numpy as np
 
 from attnres_serve.bench.machine import repeatable
 from attnres_serve.bench.workload import rounds_of
@@ -33,13 +31,6 @@ class Length:
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": median(values), "min": min(values), "max": max(values)}
-
-
-def median_interval(values: Sequence[float], resamples: int = 10_000) -> tuple[float, float]:
-    """A percentile bootstrap interval of the median, of 95 %."""
-    drawn = np.random.default_rng(0).choice(values, size=(resamples, len(values)))
-    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
-    return float(low), float(high)
 
 
 def add_length(parser: argparse.ArgumentParser, starts: int) -> None:

@@ -1,19 +1,11 @@
-"""The figures on file as the tables of the documentation, in Markdown.
+"""The figures on file as tables in Markdown, for the page that ``published.page`` prints."""
 
-    python -m benchmarks.published.tables                       those of benchmarks/results/
-
-Nothing is measured here.  ``test_serving.py`` and ``test_gpu_figures.py`` hold
-the documentation to these lines.
-"""
-
-import json
-import sys
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from attnres_serve.bench.ratios import told as told_by
 from attnres_serve.bench.workload import PHASES, cell_of
-from benchmarks.common import RESULTS
 from benchmarks.kernels.contenders import BASELINE
 
 Cell = tuple[int, int, int, int]  # d, S, n, T
@@ -157,6 +149,57 @@ def experts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table([*head, "ratio"], cells)
 
 
+def scaling(result: Mapping[str, Any]) -> list[str]:
+    """A row for each value of a factor and cell: the ratio, and the share of the sites."""
+    cells = []
+    for factor, points in result.items():
+        for value, point in points.items():
+            shares = {
+                (one["phase"], one["batch"], one["context"]): share(one["milliseconds"])
+                for one in point["breakdown"]
+                if one["engine"] == "attnres"
+            }
+            for row in point["cells"]:
+                engines = row["engines"]
+                typical = f"{1e3 * engines['baseline']['median_s']:.1f} ms"
+                sites = f"{100 * shares[row['phase'], row['batch'], row['context']]:.1f} %"
+                label = cell_of(row).label
+                cells.append([factor, value, label, typical, told(engines["attnres"]), sites])
+    return table(["varied", "value", "cell", "baseline", "AttnRes", "sites"], cells)
+
+
+def share(milliseconds: Mapping[str, float]) -> float:
+    """The part of the time that the sites take."""
+    return milliseconds["AttnRes"] / sum(milliseconds.values())
+
+
+def decoders(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for each shape and phase on a GPU: the time with residuals, and the ratios to it."""
+    cells = []
+    for (shape, phase, batch, context), group in groupby(
+        rows, lambda row: (row["shape"], row["name"], row["batch"], row["context"])
+    ):
+        residual, *others = group
+        size = f"batch {batch}" if phase == "decode" else f"{context} tokens"
+        typical = f"{residual['us']['median'] / 1e3:.2f}"
+        cells.append([shape, f"{phase}, {size}", typical, *map(told, others)])
+    head = ["shape", "phase", "residuals, ms", "single pass", "two-phase"]
+    return table([*head, "two-phase, none early"], cells)
+
+
+def recurrence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for each shape of a state: microseconds of a layer, and the ratio to its memory."""
+    cells = []
+    for row in rows:
+        shape = [str(row[key]) for key in ("heads", "size", "batch")]
+        times = [f"{found['median']:.0f}" for found in row["microseconds"].values()]
+        low, high = row["ratio"]["quartiles"]
+        ratio = f"{row['ratio']['median']:.2f} ({low:.2f} to {high:.2f})"
+        cells.append([*shape, f"{row['state_bytes'] / 2**20:.1f}", *times, ratio])
+    head = ["heads", "size", "batch", "state, MiB", *rows[0]["microseconds"]]
+    return table([*head, "C++ / memory"], cells)
+
+
 def trainers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A row for each trainer's class and type: how far its logprobs are from the engine's."""
     cells = []
@@ -178,11 +221,15 @@ def updates(result: Mapping[str, Any]) -> list[str]:
 MADE = {
     "kernels": sites,
     "latency": ratios,
+    "trace_cost": ratios,
+    "scaling": scaling,
+    "stack": decoders,
     "serving.one_billion": one_billion,
     "serving.three_billion": one_billion,
     "serving.load": load,
     "peers": peers,
     "kernels.cpu_stack": stacks,
+    "kernels.recurrence": recurrence,
     "kernels.experts": experts,
     "serving.trainers": trainers,
     "serving.updates": updates,
@@ -190,20 +237,8 @@ MADE = {
 
 
 def of(document: Mapping[str, Any]) -> list[list[str]]:
-    """The lines of every table of a document; none for those that have other figures."""
-    made = MADE.get(document["benchmark"])
+    """The lines of every table of a document."""
+    made = MADE[document["benchmark"]]
     results = document["results"]
-    each = results.values() if isinstance(results, dict) else [results]
-    return [lines for result in each if made and (lines := made(result))]
-
-
-def main() -> int:
-    """Print the tables of every document."""
-    for path in sorted(RESULTS.glob("*.json")):
-        for lines in of(json.loads(path.read_text())):
-            print("\n".join([path.name, "", *lines, ""]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    is_one = made is scaling or not isinstance(results, dict)
+    return [made(one) for one in ([results] if is_one else results.values())]

@@ -1,10 +1,10 @@
-"""The documents of benchmarks as files: readable by line, with every figure; and intervals."""
+"""The documents of benchmarks as files: readable by line, with every figure."""
 
 import json
 
 import pytest
 
-from benchmarks.common import RESULTS, json_text, median_interval
+from benchmarks.common import RESULTS, json_text
 
 DOCUMENTS = sorted(RESULTS.glob("*.json"))
 
@@ -34,9 +34,3 @@ def test_an_item_of_a_list_is_a_line():
 def test_results_are_written_compactly(path):
     text = path.read_text()
     assert text == json_text(json.loads(text)) + "\n"
-
-
-def test_the_interval_of_a_median_is_that_of_95_percent():
-    """By order: the median of a sample of 27 values is above the 8th of them in 98.7 %, and above
-    the 9th in 96.4 %."""
-    assert median_interval(range(1, 28)) == (9, 19)

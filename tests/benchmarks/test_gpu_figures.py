@@ -10,8 +10,7 @@ from benchmarks.common import RESULTS, ROOT
 from benchmarks.published import tables
 
 ON_FILE: dict[str, dict[str, Any]] = {
-    name: json.loads((RESULTS / f"h100-{name}.json").read_text())
-    for name in ("kernels", "plans", "stack", "configs", "products")
+    name: json.loads((RESULTS / f"h100-{name}.json").read_text()) for name in ("kernels", "stack")
 }
 
 

@@ -1,1 +1,0 @@
-"""Beside an AttnRes class in transformers."""
