@@ -1,1 +1,34 @@
-"""The only room that asks vLLM: hooks, objects and what differs between its versions."""
+"""The only room that asks vLLM: hooks, objects and what differs between its versions.
+
+A line for each file:
+
+versions.py: the versions of vLLM that are supported
+device.py: the device this runs on, before and after vLLM is imported
+arguments.py: what the flags of a command line, a file and variables ask for
+flags/: vLLM's flags and kinds of values, read without importing vLLM
+rules.py, asked.py: the table of what a configuration cannot have; what its rows read
+environment.py: variables of the environment, read as vLLM reads them
+source.py: what is read in vLLM's source without importing it
+host.py: the installed vLLM: its log and its mode
+compiler.py: the C++ compiler that torch.compile needs on CPU
+workers.py: the workers of a command line, and the cores of each on CPU
+patch.py, patches.py: one replaced function; the table of all of them
+prepare.py: the moments at which patches are applied
+registry.py: vLLM's tables of config formats, architectures and model classes
+native.py: AttnRes checkpoints that vLLM serves by itself
+bare_package.py: modules of a vLLM package whose __init__ cannot be imported here
+engine_config.py: what is read from, or set in, a VllmConfig
+decoder.py: model objects in a worker: norms, layers, parameters, stages
+token_shards.py: the tokens of a step, divided over tensor-parallel workers
+replay.py: a sequence through a worker's modules, with caches of its own
+changing_edits.py: edits that replace others in a running engine
+renewal.py: a loaded model made blank and filled again
+weight_transfer.py, tensor_file.py: a trainer's weights, through mapped files
+engines.py, engines_beside.py: engines of this process; engines of --data-parallel-size
+unguarded.py: a script that starts an engine without __main__
+openai_server.py, openai_app.py: vLLM's serve command; its FastAPI app
+requests.py: what the server asks of its engine
+token_counts.py, token_texts.py: tokens of an HTTP request, counted; texts of single tokens
+bench_client.py: vLLM's benchmark client
+workarounds/: one fault a file, all of them in docs/use/replaced.md
+"""

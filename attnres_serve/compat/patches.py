@@ -1,6 +1,6 @@
 """The table of what is replaced in vLLM and torch: each ``Patch`` by the file that states it.
 
-``python -m attnres_serve.compat.patches`` prints it as docs/use/replaced.md has it.
+``python docs/use/replaced.py`` writes docs/use/replaced.md from it.
 """
 
 import pkgutil
@@ -68,7 +68,3 @@ def _versions(patch: Patch) -> str:
     if last is None:
         return f"{library} {first} and later"
     return f"{library} {first}" if first == last else f"{library} {first} to {last}"
-
-
-if __name__ == "__main__":
-    print(markdown())

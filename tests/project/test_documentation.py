@@ -1,5 +1,6 @@
-"""docs/: how a page is reached, and what the picture of the house shows."""
+"""docs/: how a page is reached, how long all pages are, and whether maps of files are whole."""
 
+import ast
 import re
 import shlex
 import subprocess
@@ -16,6 +17,14 @@ DOCS = ROOT / "docs"
 INDEX = DOCS / "index.md"
 ARCHITECTURE = DOCS / "build" / "architecture.md"
 PAGES = sorted(DOCS.rglob("*.md"))
+# Pages that a program writes, and the words of all others.
+WRITTEN = {
+    "benchmarks/results/README.md",
+    "docs/use/families.md",
+    "docs/use/replaced.md",
+    "tests/mutants/README.md",
+}
+MOST_WORDS = 45_000
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
@@ -84,3 +93,39 @@ def test_the_architecture_has_a_row_for_every_room() -> None:
     rows = re.findall(r"^\| \[?`(\w+)/`", table, re.M)
     rooms = {path.name for path in (ROOT / "attnres_serve").iterdir() if path.is_dir()}
     assert sorted(rows) == sorted(rooms - {"__pycache__"})
+
+
+def test_the_pages_that_no_program_writes_stay_short() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    names = set(listed.stdout.split())
+    assert names > WRITTEN
+    words = {
+        name: len((ROOT / name).read_text().split())
+        for name in names - WRITTEN
+        if (ROOT / name).is_file()
+    }
+    assert sum(words.values()) <= MOST_WORDS, sorted(words, key=words.__getitem__)[-20:]
+
+
+@pytest.mark.parametrize("room", ["compat", "checkpoints"])
+def test_a_room_has_a_line_for_every_file(room: str) -> None:
+    folder = ROOT / "attnres_serve" / room
+    there = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in folder.iterdir()
+        if not path.name.startswith("_")
+    }
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    listed = re.findall(r"\w+(?:\.py|/(?= |:|\.))", text)
+    assert sorted(listed) == sorted(there)
+
+
+def test_the_page_of_the_page_has_every_module() -> None:
+    text = (DOCS / "build" / "change-the-page.md").read_text()
+    table = text.partition("## Where a change goes")[2].partition("\n\n`page.css`")[0]
+    static = ROOT / "server" / "static"
+    assert sorted(re.findall(r"`(\w+\.js)`", table)) == sorted(
+        path.name for path in static.glob("*.js")
+    )
