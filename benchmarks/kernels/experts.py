@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from vllm import _custom_ops as stock
 
+from attnres_serve.compat.workarounds import amx
 from attnres_serve.kernels.cpp import backend as cpp
 from attnres_serve.kernels.experts import situ_experts
 from benchmarks.common import spread
@@ -48,6 +49,7 @@ CELLS = (
 def calls(cell: Cell) -> dict[str, Callable[[], torch.Tensor]]:
     """What computes the experts of all layers, by its name; random numbers, always the same."""
     cpp.prepare()
+    amx.permit_amx()
     torch.manual_seed(0)
     dtype = getattr(torch, cell.dtype)
     x = torch.randn(cell.tokens, cell.latent).to(dtype)
