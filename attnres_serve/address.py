@@ -52,6 +52,16 @@ def past_proxies(url: str) -> Iterator[None]:
             os.environ[NO_PROXY] = given
 
 
+def authorization(key: str | None = None) -> dict[str, str]:
+    """The header with an API key; empty without a key.
+
+    Args:
+        key: None for the variable OPENAI_API_KEY, which OpenAI's clients use too.
+    """
+    key = key or os.environ.get("OPENAI_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 def proxy_of(url: str) -> str | None:
     """The variable with the proxy by which a server is asked; None if it is asked directly."""
     from urllib.request import getproxies, proxy_bypass  # imports HTTP and TLS

@@ -1,7 +1,6 @@
 """Settings of ours inside vLLM's ``additional_config``, and so inside its compile-cache key."""
 
 import argparse
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -179,13 +178,3 @@ REFUSED = {
     "extract_hidden_states": ", as vLLM's ExampleHiddenStatesConnector stores by CUDA streams and "
     "was not tried on a GPU",
 }
-
-
-def authorization(key: str | None = None) -> dict[str, str]:
-    """The header of a request to a server with its key; empty without a key.
-
-    Args:
-        key: None for the one in OPENAI_API_KEY, where OpenAI's clients look for theirs too.
-    """
-    key = key or os.environ.get("OPENAI_API_KEY")
-    return {"Authorization": f"Bearer {key}"} if key else {}

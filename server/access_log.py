@@ -1,7 +1,7 @@
-"""One line for every request, when it has ended: how long it took, its tokens and its id.
+"""One line for every finished request: its duration, its tokens and its id.
 
-The lines are those of uvicorn's logger, so vLLM's flags for them and a configuration of logging
-hold.  uvicorn writes its own when a response begins, and knows none of this then; they are dropped.
+uvicorn's logger writes the lines, so vLLM's flags and a logging configuration apply.  uvicorn's
+access lines, written at the start of a response, lack this information; they are dropped.
 """
 
 import logging
@@ -24,17 +24,17 @@ from attnres_serve.server.request_ids import HEADER, USABLE
 from attnres_serve.server.start import levels
 
 LOGGER = logging.getLogger("uvicorn.access")
-LEFT = 499  # the status of a request whose client left, as nginx has it
-MARK = "duration_s"  # a field of our lines alone
-MESSAGE = '%s - "%s %s HTTP/%s" %d'  # uvicorn's, with arguments that vLLM's filter of paths reads
+LEFT = 499  # status of a request whose client disconnected, as in nginx
+MARK = "duration_s"  # a field that only these lines have
+MESSAGE = '%s - "%s %s HTTP/%s" %d'  # uvicorn's format, whose arguments vLLM's path filter reads
 
 
 class AccessLog:
-    """Pure ASGI, around the whole app: it sees what any middleware answers.
+    """ASGI middleware around the whole app: it sees the responses of every middleware.
 
     Args:
-        app: what answers.
-        is_quiet: tells by path and status if a request has no line.
+        app: the wrapped app.
+        is_quiet: whether a request with this path and status has no line.
     """
 
     def __init__(self, app: ASGIApp, is_quiet: Callable[[str, int], bool]) -> None:
@@ -42,7 +42,7 @@ class AccessLog:
         self.is_quiet = is_quiet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":  # uvicorn has configured its loggers by then
+        if scope["type"] == "lifespan":  # uvicorn has configured its loggers before
             _take_over()
         if scope["type"] == "http" and LOGGER.hasHandlers() and LOGGER.isEnabledFor(logging.INFO):
             await self._log(scope, receive, send)
@@ -99,22 +99,22 @@ def _write(scope: Any, status: int, name: str, seconds: float, counts: TokenCoun
 
 
 def _figures(fields: dict[str, Any]) -> str:
-    """What a line says behind the status."""
-    said = {key: "-" if value is None else value for key, value in fields.items()}
+    """The text of a line after the status."""
+    shown = {key: "-" if value is None else value for key, value in fields.items()}
     return (
-        f" {said[MARK]:.3f}s in={said['tokens_in']} out={said['tokens_out']} "
-        f"tok/s={said['tokens_per_s']} id={said['request_id']}"
+        f" {shown[MARK]:.3f}s in={shown['tokens_in']} out={shown['tokens_out']} "
+        f"tok/s={shown['tokens_per_s']} id={shown['request_id']}"
     )
 
 
 class _Formatter(AccessFormatter):
-    """uvicorn's, which prints the arguments of a line and nothing else, with time and figures."""
+    """uvicorn's formatter, which prints only the arguments of a line, with time and figures."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return super().formatMessage(record) + _figures(record.__dict__)
 
 
-USUAL = LOGGING_CONFIG["formatters"]["access"]["fmt"]  # which vLLM keeps
+USUAL = LOGGING_CONFIG["formatters"]["access"]["fmt"]  # vLLM keeps it
 FORMAT = '%(levelprefix)s %(asctime)s %(client_addr)s - "%(request_line)s" %(status_code)s'
 DATE = "%Y-%m-%dT%H:%M:%S%z"
 
@@ -124,16 +124,16 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 
 def _take_over() -> None:
-    """Drop uvicorn's own lines, and have its usual format print all of ours.
+    """Drop uvicorn's access lines, and let its default format print the new fields.
 
-    A format of the user's stays as it is; our fields are there for it by their names.  What uvicorn
-    says of the server itself is left out where vLLM logs warnings and errors alone.
+    A user's format is not changed; it can use the fields by name.  uvicorn's other messages are
+    left out if vLLM logs only warnings and errors.
     """
     if os.environ.get(levels.LEVEL) == levels.QUIET:
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if _is_ours not in LOGGER.filters:
         LOGGER.addFilter(_is_ours)
     for handler in LOGGER.handlers:
-        theirs = handler.formatter
-        if isinstance(theirs, AccessFormatter) and theirs._fmt == USUAL:
-            handler.setFormatter(_Formatter(FORMAT, DATE, use_colors=theirs.use_colors))
+        formatter = handler.formatter
+        if isinstance(formatter, AccessFormatter) and formatter._fmt == USUAL:
+            handler.setFormatter(_Formatter(FORMAT, DATE, use_colors=formatter.use_colors))

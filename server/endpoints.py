@@ -1,4 +1,4 @@
-"""The ``vllm.endpoint_plugins`` entry point: our routes on vLLM's own OpenAI app."""
+"""The ``vllm.endpoint_plugins`` entry point: the routes of attnres-serve on vLLM's OpenAI app."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ from attnres_serve.server.bounds.fail_fast import read_to_first_error
 from attnres_serve.server.bounds.guard import Guard
 from attnres_serve.server.bounds.limits import Limits
 from attnres_serve.server.bounds.policy import Policy
-from attnres_serve.server.head import Head
+from attnres_serve.server.head_requests import HeadRequests
 from attnres_serve.server.routes import edits, info, models, page, statistics, trace, weights
 from attnres_serve.server.weight_versions import WeightVersions
 
@@ -59,7 +59,7 @@ class EndpointPlugin:
         openai_app.refuse_bodies_by(refusal.of_body)
         openai_app.read_http_by("attnres_serve.server.bounds.headers:BoundedHeaders")
         protect(app)
-        if changes:  # innermost: a request that is refused, or whose body comes, has no turn
+        if changes:  # innermost: requests that are refused or still arrive have no turn
             app.user_middleware.append(Middleware(app.state.attn_res_turns.wrap))
         read_to_first_error(app)
         prepare.routes()
@@ -88,10 +88,10 @@ def _may_change_edits(args) -> bool:
 
 
 def protect(app: FastAPI) -> None:
-    """Guard and bound every route of the app, vLLM's own included.
+    """Guard and bound every route of the app, including vLLM's.
 
-    Innermost: behind CORS, which answers for browsers, and inside vLLM's metrics, which then count
-    what is refused here.
+    Innermost: after CORS, which answers browsers, and inside vLLM's metrics, which then count
+    refused requests.
     """
     args = app.state.args
     policy = openai_server.policy_of(args) or Policy()
@@ -112,17 +112,17 @@ def protect(app: FastAPI) -> None:
             | ({} if _may_change_edits(args) else {edits.PATH: f"{FLAG} and an API key"}),
         ),
         Middleware(Limits, policy),
-        Middleware(Head),
+        Middleware(HeadRequests),
     ]
 
 
 def log_access(app: FastAPI) -> None:
-    """Write a line for every request; of probes and scrapes only failures, if no flag says else."""
-    is_said = openai_app.has_paths_without_access_lines(app.state.args)
+    """Log every request; for probes and scrapes only failures, unless a flag says otherwise."""
+    has_flag = openai_app.has_paths_without_access_lines(app.state.args)
     state: lifecycle.Lifecycle = app.state.attn_res_lifecycle
 
     def is_quiet(path: str, status: int) -> bool:
-        is_probe = path in lifecycle.ANSWERED and not is_said
+        is_probe = path in lifecycle.ANSWERED and not has_flag
         return is_probe and (status < 500 or state.stopping)
 
     openai_app.around(app, lambda whole: access_log.AccessLog(whole, is_quiet))

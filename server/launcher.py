@@ -1,7 +1,7 @@
-"""``attnres-serve serve``: vLLM's own OpenAI server with our endpoint plugin and safe defaults.
+"""``attnres-serve serve``: vLLM's OpenAI server with the endpoint plugin and safe defaults.
 
-The checkpoint and the port can be validated without vLLM, so they are validated first: a mistake
-costs a second, not a minute.
+The checkpoint and the port are validated first, without vLLM: a mistake costs a second instead of
+a minute.
 """
 
 import argparse
@@ -30,19 +30,19 @@ from attnres_serve.start import events
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DEFAULTS: dict[str, Any] = {"host": DEFAULT_HOST, "port": DEFAULT_PORT}
-DTYPES = {"half": "float16", "float": "float32"}  # other words of --dtype
-# Variables of vLLM's that open what no key and no bound of ours covers, and how.
+DTYPES = {"half": "float16", "float": "float32"}  # aliases of --dtype
+# Variables of vLLM that add something without keys and bounds, and what they do.
 UNPROTECTED = {
     "VLLM_SERVER_DEV_MODE": "adds routes for development, which run methods in the workers",
     "VLLM_USE_RUST_FRONTEND": "replaces the server by one without our routes and bounds",
     "VLLM_ENABLE_RESPONSES_API_STORE": "keeps answers without end and lets them run on unbounded",
 }
-# Flags of ours that need a key, and what they open.
+# Flags of attnres-serve that need a key, and what they open.
 KEYED = {
     "enable_weight_updates": "routes that pause the server and replace its model",
     settings.CHANGE_EDITS: "a route that changes what the server computes",
 }
-# Flags of vLLM's with another default than its own.
+# Flags of vLLM with another default.
 SERVER_DEFAULTS: dict[str, Any] = {
     "allowed_origins": [],  # no page of another site
     "h11_max_incomplete_event_size": 2**16,  # bytes of headers; vLLM's is 4 MiB
@@ -58,7 +58,7 @@ PLUGIN_GROUPS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that are ours; every other one is vLLM's."""
+    """Add the flags of attnres-serve; all others are vLLM's."""
     settings.add_arguments(parser)
     policy.add_arguments(parser)
     parser.add_argument(
@@ -72,29 +72,31 @@ def serve(arguments: Arguments) -> None:
     """Serve a checkpoint until the server is stopped.
 
     Args:
-        arguments: of the server, ours and vLLM's.  The model is a folder or a Hugging Face model
-            id, None for the demo of a source checkout.
+        arguments: all arguments of the server.  The model is a folder or a Hugging Face model id;
+            None for the demo of a source checkout.
 
-    Raises:
-        CheckpointError, SettingError: with one sentence, before anything is started.
+        Raises:
+            CheckpointError, SettingError: the message is one sentence; nothing was started.
     """
     check_environment()
-    given = arguments.given
-    keys = policy.read_keys(given["api_key_file"]) if "api_key_file" in given else []
+    flags = arguments.given
+    keys = policy.read_keys(flags["api_key_file"]) if "api_key_file" in flags else []
     check_closed(arguments, keys)
-    own = settings.given(given)
-    settings.shard_tokens(own)
+    additional_config = settings.given(flags)
+    settings.shard_tokens(additional_config)
     name = bundled_demo() if arguments.model is None else arguments.model
-    model, kept, dtype = check_checkpoint(name, arguments)
-    chosen = {"kv_cache_memory_bytes": kept.size} if kept and kept.is_chosen else {}
-    backend_choice.require(own.get(settings.BACKEND_KEY))
+    model, kv_cache, dtype = check_checkpoint(name, arguments)
+    chosen = {}
+    if kv_cache and kv_cache.is_chosen:
+        chosen["kv_cache_memory_bytes"] = kv_cache.size
+    backend_choice.require(additional_config.get(settings.BACKEND_KEY))
     compiler.require(arguments)
     if (cores := workers.bind(arguments)) is not None:
         events.tell("model", facts={"cores": f"{cores}, a part for each worker"})
     if arguments.uds:
         address.clear_socket(arguments.uds)
     else:
-        if "host" in given and not arguments.host:
+        if "host" in flags and not arguments.host:
             raise SettingError(
                 "found --host without an address, with which every network reaches the server; "
                 "give 0.0.0.0 for that."
@@ -102,21 +104,21 @@ def serve(arguments: Arguments) -> None:
         place = {name: getattr(arguments, name) for name in DEFAULTS if arguments.has(name)}
         address.check_port(**{**DEFAULTS, **place})
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
-    given_key = arguments.has("api_key")
-    if not (keys or given_key or os.environ.get("VLLM_API_KEY", "key").strip()):
+    has_key_flag = arguments.has("api_key")
+    if not (keys or has_key_flag or os.environ.get("VLLM_API_KEY", "key").strip()):
         raise SettingError("VLLM_API_KEY is set and empty; give it a key or unset it.")
-    has_key = keys or given_key or os.environ.get("VLLM_API_KEY")
+    has_key = keys or has_key_flag or os.environ.get("VLLM_API_KEY")
     for flag, opens in KEYED.items():
-        if given.get(flag) and not has_key:
+        if flags.get(flag) and not has_key:
             raise SettingError(
                 f"--{flag.replace('_', '-')} opens {opens}, and there is no API key; set "
                 "VLLM_API_KEY, or give --api-key-file."
             )
-    if device.is_cpu() and own.get(settings.BACKEND_KEY) != "torch":
-        library.compile_ahead(dtype)  # beside all that is imported from here on
+    if device.is_cpu() and additional_config.get(settings.BACKEND_KEY) != "torch":
+        library.compile_ahead(dtype)  # while everything else is imported
     check_plugin()
-    flags = [name for name, value in given.items() if value is not False]
-    log = levels.wants_log(flags, os.environ)
+    enabled = [name for name, value in flags.items() if value is not False]
+    log = levels.wants_log(enabled, os.environ)
     events.tell(
         "checked",
         title=facts.title(),
@@ -124,7 +126,7 @@ def serve(arguments: Arguments) -> None:
         headless=arguments.headless,
         socket=arguments.uds,
     )
-    if given_key and "api_key" not in arguments.places:
+    if has_key_flag and "api_key" not in arguments.places:
         events.tell(
             "warning",
             text="whoever can list processes reads the key after --api-key; put it into "
@@ -132,7 +134,7 @@ def serve(arguments: Arguments) -> None:
         )
     if not log:
         os.environ[levels.LEVEL] = levels.QUIET  # in every process
-    if given.get("enable_weight_updates"):
+    if flags.get("enable_weight_updates"):
         chosen |= openai_server.weight_transfer(arguments.words)
     openai_server.run_server(
         model,
@@ -141,21 +143,21 @@ def serve(arguments: Arguments) -> None:
         | chosen
         | {"served_model_name": names(arguments.model, model, arguments)},
         [*arguments.words],
-        own,
+        additional_config,
         keys,
-        policy.given(given),
+        policy.from_flags(flags),
     )
 
 
 def check_environment() -> None:
-    """Raise SettingError if a variable of vLLM's would open what is closed here."""
+    """Raise SettingError if a variable of vLLM would open something without keys and bounds."""
     for name, does in UNPROTECTED.items():
         if os.environ.get(name, "0") not in ("", "0"):
             raise SettingError(f"{name} is set, which {does}; unset it or run vLLM's own command.")
 
 
 def check_closed(arguments: Arguments, keys: Sequence[str]) -> None:
-    """Raise SettingError if a flag would open what the keys of a file, or of flags, close."""
+    """Raise SettingError if a flag would open a server that has API keys."""
     if arguments.given.get("grpc"):
         raise SettingError(
             "found --grpc; its server has neither our routes nor the API key, so leave it out or "
@@ -168,7 +170,7 @@ def check_closed(arguments: Arguments, keys: Sequence[str]) -> None:
 
 
 def check_plugin() -> None:
-    """Raise SettingError if vLLM could not load our endpoint plugin; it would serve without it."""
+    """Raise SettingError if the endpoint plugin cannot be loaded; vLLM would serve without it."""
     try:
         points = entry_points(group="vllm.endpoint_plugins", name="attnres")
         if not points:
@@ -183,7 +185,7 @@ def check_plugin() -> None:
 
 
 def bundled_demo() -> str:
-    """The demo checkpoint, which a source checkout has and a wheel has not."""
+    """The demo checkpoint, which only a source checkout has."""
     folder = Path(attnres_serve.__file__).parents[1] / "examples" / "demo" / "checkpoint"
     if not folder.is_dir():
         raise CheckpointError(
@@ -196,61 +198,63 @@ def bundled_demo() -> str:
 def check_checkpoint(
     name: str, arguments: Arguments | None = None
 ) -> tuple[str, cache.Cache | None, str]:
-    """Validate a checkpoint by its files.
+    """Validate a checkpoint's files.
 
     Args:
         name: a folder, or a Hugging Face model id.
-        arguments: of vLLM.  ``revision`` is that of a model id; with the load format ``dummy`` no
-            weights are read, and config.json alone must fit.
+        arguments: vLLM's arguments.  ``revision`` is that of a model id; with the load format
+            ``dummy`` only config.json is validated.
 
-    Returns:
-        The name to pass to vLLM as the model, the cache that it will have on a CPU, and the dtype
-        of its activations.
+        Returns:
+            The name to pass to vLLM as the model, its KV cache on a CPU, and the dtype of its
+            activations.
 
-    Raises:
-        CheckpointError: it cannot be served as its config.json describes, or lacks what it needs.
-        SettingError: a flag asks of it what it cannot do.
+        Raises:
+            CheckpointError: it cannot be served as its config.json describes, or a requirement is
+                missing.
+            SettingError: the model does not support a flag.
     """
     arguments = arguments or Arguments()
-    found = check_model(name, arguments.revision, arguments.load_format != "dummy")
+    checkpoint = check_model(name, arguments.revision, arguments.load_format != "dummy")
     folder = hub.local_path(name)
-    parsed = found.translated(name)
+    parsed = checkpoint.translated(name)
     needs.check(name, parsed, folder, arguments)
     blocks.check(name, parsed, arguments)
-    check_draft(name, found, arguments)
-    if formats.own_layer_names(parsed.format) is None:  # others take no adapters
-        needed = found.index.base.needed if found.index else {}
-        modules.check(arguments, needed, found.has_table)
+    check_draft(name, checkpoint, arguments)
+    if formats.own_layer_names(parsed.format) is None:  # other formats take no adapters
+        needed = checkpoint.index.base.needed if checkpoint.index else {}
+        modules.check(arguments, needed, checkpoint.has_table)
     settings.require_edits(settings.given(arguments.given), parsed.spec)
-    kept = cache.of(name, parsed, arguments)
-    events.tell("model", facts=facts.of_checkpoint(name, parsed, kept))
-    asked = arguments.dtype
-    dtype = served_dtype(found.config, [*found.headers.values()])
-    return str(folder or name), kept, dtype if asked == "auto" else DTYPES.get(asked, asked)
+    kv_cache = cache.of(name, parsed, arguments)
+    events.tell("model", facts=facts.of_checkpoint(name, parsed, kv_cache))
+    dtype = arguments.dtype
+    if dtype == "auto":
+        dtype = served_dtype(checkpoint.config, [*checkpoint.headers.values()])
+    return str(folder or name), kv_cache, DTYPES.get(dtype, dtype)
 
 
 def names(checkpoint: str | None, model: str, arguments: Arguments) -> list[str]:
-    """The names of the served model where no flag gives any: its folder's, and its path's.
+    """The default names of the served model: the folder's name, and the path.
 
     Args:
-        checkpoint: as it was given; None for the demo.
-        model: what vLLM is given.
-        arguments: of vLLM, among which adapters may have the folder's name.
+        checkpoint: the user's argument; None for the demo.
+        model: the argument for vLLM.
+        arguments: vLLM's arguments; one of its adapters may have the folder's name.
     """
-    given = [model] if checkpoint is None else [checkpoint, model]
+    paths = [model] if checkpoint is None else [checkpoint, model]
     first = "demo" if checkpoint is None else os.path.basename(os.path.abspath(model))
     adapters = {module["name"] for module in arguments.lora_modules}
-    is_folder = hub.local_path(given[0]) is not None
+    is_folder = hub.local_path(paths[0]) is not None
     if not first or not is_folder or first in adapters:
-        return list(dict.fromkeys(given))
-    return list(dict.fromkeys([first, *given]))
+        return list(dict.fromkeys(paths))
+    return list(dict.fromkeys([first, *paths]))
 
 
 def allowed_plugins(current: str | None) -> str:
-    """The value of VLLM_PLUGINS with our endpoint plugin in it.
+    """The value of VLLM_PLUGINS with the endpoint plugin in it.
 
-    vLLM loads endpoint plugins only if they are named there, and the variable then filters every
-    other plugin group too, so whatever is installed in those stays named.
+    vLLM loads endpoint plugins only if the variable names them.  The variable then filters every
+    other plugin group too, so it has to name their installed plugins.
     """
     if current is not None:
         names = [name for name in current.split(",") if name]

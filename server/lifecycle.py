@@ -1,6 +1,6 @@
-"""From ready to gone: ``GET /ready``, the end after a signal, and the end after an engine's.
+"""Readiness and shutdown: ``GET /ready``, the end after a signal, and the end of a crashed engine.
 
-vLLM's server hears the signals, says whether it lives (``GET /health``) and stops its engine.
+vLLM's server handles signals, answers ``GET /health`` and stops its engine.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ from attnres_serve.server.routes import weights
 from attnres_serve.server.start import example
 from attnres_serve.start import events
 
-ANSWERED = PROBES | {METRICS}  # to the end, as the page is
-GRACE = 5  # seconds for an engine without work to end, and then for connections to close
-WARM_UP = 120  # seconds for the first request, before the port is opened without its answer
-AGAIN = 1.0  # seconds before a signal is a second one; launchers repeat the first at once
-LOOK = 0.5  # seconds between two looks at an engine, whether it is dead
-FAREWELL = 1.0  # seconds in which the requests of a dead engine are told, and so are probes
+ANSWERED = PROBES | {METRICS}  # until the end, like the page
+GRACE = 5  # seconds for an idle engine to end, and then for connections to close
+WARM_UP = 120  # seconds for the first request, after which the port is opened anyway
+AGAIN = 1.0  # seconds after which a signal is a second one; launchers repeat the first at once
+LOOK = 0.5  # seconds between two checks whether an engine is dead
+FAREWELL = 1.0  # seconds in which requests of a dead engine get their errors, and probes 503
 
 router = APIRouter(tags=["Attention Residuals"])
 
@@ -47,13 +47,13 @@ class Lifecycle:
     """The state of a server between its start and its end.
 
     Args:
-        delay: seconds after a signal in which new requests are taken.  Whoever routes them sees
-            from /ready that they should go elsewhere, and takes a while to do it.
+        delay: seconds after a signal in which new requests are accepted, until load balancers have
+            read from /ready that the server is stopping.
 
-    Attributes:
-        running: requests that are being answered, except those that ask for no key.
-        stopping: whether a signal was heard.
-        refusing: whether new requests are refused.
+        Attributes:
+            running: number of running requests, except those to public routes.
+            stopping: whether a signal was received.
+            refusing: whether new requests are refused.
     """
 
     def __init__(self, delay: float = 0) -> None:
@@ -64,17 +64,17 @@ class Lifecycle:
         self._cold: str | None = "The server is warming up."
         self._client: Any = None
         self._state: Any = None
-        self._beside: list[Any] = []  # engines that are no children of this server
+        self._beside: list[Any] = []  # engines that are not children of this process
 
     async def begin(self, client, state) -> None:
-        """Called when the engine runs and before the port is open.
+        """Warm up; called when the engine runs and before the port is open.
 
-        The first request costs more than any later one; this one is it.  Where it takes too long,
-        the port is opened, and the server is not ready before it has ended.
+        The first request costs more than any later one, so it is sent here.  If it takes too long,
+        the port is opened, and the server becomes ready when the request ends.
 
         Args:
             client: vLLM's engine client.
-            state: of vLLM's app.
+            state: the state of vLLM's app.
         """
         events.tell("warm")
         self._client, self._state = client, state
@@ -101,32 +101,32 @@ class Lifecycle:
         self._cold = None
 
     def unready(self) -> str | None:
-        """Why no request should be sent here, in one sentence; None if it may."""
+        """Why requests should not be sent here, in one sentence; None if the server is ready."""
         if self.stopping:
             return "The server is stopping."
-        return "The engine is dead." if self.is_dead() else self._cold or self.not_whole()
+        return "The engine crashed." if self.is_dead() else self._cold or self.not_whole()
 
     def is_dead(self) -> bool:
-        """Whether the engine has ended by itself."""
+        """Whether the engine has ended without being stopped."""
         return self._client is not None and self._client.errored
 
     def not_whole(self) -> str | None:
-        """Why the engine serves nothing after an update that failed half-way, in one sentence."""
+        """Why the engine serves nothing after a failed update, in one sentence, or None."""
         return why_not_whole(self._client)
 
     def drain(self, timeout: float) -> float:
-        """Wait for the delay, refuse new requests then, and wait for those that run.
+        """Wait for the delay, then refuse new requests and wait for the running ones.
 
-        Called in a thread of vLLM's.  vLLM's own waiting begins at the engine, which gives up
-        requests that have not reached it yet, and knows nothing of those that ask for more than
-        tokens, as traces do.
+        Called in one of vLLM's threads.  vLLM itself waits only in the engine, which drops requests
+        that have not reached it yet, and does not know requests that need more than tokens, such as
+        traces.
 
         Returns:
             Seconds in which the engine has to end.
         """
         if not self.stopping:
             end = time.monotonic() + self.delay
-            # A launcher whose engine has died stops its servers too.
+            # A launcher whose engine has crashed stops its servers too.
             self._loop.call_soon_threadsafe(self._look_beside)
             self.stopping = True
             if engine_config.is_only_api_server(self._client.vllm_config):
@@ -170,10 +170,13 @@ class Lifecycle:
             engines_beside.declare_dead(self._client)
 
     async def _end_when_dead(self) -> None:
-        """Do what vLLM's watchdog does, sooner; the exit status is ``openai_app.on_shutdown``'s."""
+        """Stop the server of a dead engine, sooner than vLLM's watchdog does.
+
+        ``openai_app.on_shutdown`` sets the exit status.
+        """
         while (server := getattr(self._state, "server", None)) is None:
             await asyncio.sleep(LOOK)
-        server.config.timeout_graceful_shutdown = GRACE  # a client may never read its answer
+        server.config.timeout_graceful_shutdown = GRACE  # a client may never read its response
         while not self._client.errored:
             await asyncio.sleep(LOOK)
             if not self.stopping:
@@ -188,21 +191,21 @@ class Lifecycle:
         server.should_exit = True
 
     def _tell_end(self) -> None:
-        """Tell whoever shows this server why its engine has ended, if it has."""
+        """Send the reason of the engine's end, if it has ended, to the supervisor."""
         if self._client.errored and (cause := dead_engine.cause()):
             events.tell("dead", reason=cause)
 
 
 def is_answered(path: str) -> bool:
-    """True if a request is answered during a drain too, which does not wait for it.
+    """Whether a request is answered during a drain, which does not wait for it.
 
-    What asks for no key must not hold up the end: a client may take its time to read.
+    Requests to public routes must not delay the end: a client may read slowly.
     """
     return path in ANSWERED or is_of_page(path)
 
 
 class Gate:
-    """ASGI middleware: counts the requests that run, and lets none in once the server stops."""
+    """ASGI middleware: counts running requests, and refuses new ones when the server stops."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
         self.app = app
@@ -212,7 +215,7 @@ class Gate:
         if scope["type"] != "http" or is_answered(get_route_path(scope)):
             await self.app(scope, receive, send)
         elif self.lifecycle.refusing:
-            message = "The server is stopping; ask another one, or ask again later."
+            message = "The server is stopping; retry on another replica, or retry later."
             await refuse(503, message, retry_after=str(GRACE), connection="close")(
                 scope, receive, send
             )
@@ -226,12 +229,12 @@ class Gate:
                 self.lifecycle.running -= 1
 
     def _is_work(self, scope: Scope) -> bool:
-        """Whether a request is for the model, and not of those that replace its weights."""
+        """Whether a request uses the model, instead of replacing its weights."""
         path = get_route_path(scope)
         return scope["method"] == "POST" and (path == "/resume" or path not in weights.ROUTES)
 
     def _last_of_connection(self, send: Send) -> Send:
-        """A ``send`` that has clients connect anew once the server ends, to another server."""
+        """A ``send`` that closes connections when the server ends, so that clients reconnect."""
 
         async def send_last(message: Message) -> None:
             if message["type"] == "http.response.start":

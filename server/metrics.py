@@ -1,7 +1,7 @@
-"""Our metrics, which ``/metrics`` shows beside vLLM's.
+"""The metrics of attnres-serve, which ``/metrics`` shows beside vLLM's.
 
-Plain metrics of prometheus_client's, as vLLM's are: they are also right where several API servers
-answer on one port, which a collector of our own would not be.
+Plain metrics of prometheus_client, like vLLM's: a custom collector would be wrong with several API
+servers on one port.
 """
 
 from collections.abc import Sequence
@@ -41,34 +41,34 @@ edits = Gauge(
 
 SERVED = (traces, passes, bank, weights, edits)
 
-for _outcome in OUTCOMES:  # so that the first one is an increase
+for _outcome in OUTCOMES:  # so that the first request is an increase
     traces.labels(_outcome)
-_told = {"version": "default"}  # of the weights of the start
-weights.labels(_told["version"])
+_shown = {"version": "default"}  # the version of the weights at the start
+weights.labels(_shown["version"])
 
 _counted: dict[tuple[str, str], int] = {}
 
 
 def tell_weights(version: str, changed: float | None) -> None:
-    """Say since when the weights are those of a version, and of no other; 0 for the first."""
-    if version != (before := _told["version"]):
+    """Set the only version of the weights, and when they were changed; 0 for the first."""
+    if version != (before := _shown["version"]):
         weights.remove(before)
-        _told["version"] = version
+        _shown["version"] = version
     weights.labels(version).set(changed or 0)
 
 
 def tell_edits(served: Sequence[Edit]) -> None:
-    """Say which edits the model is served under, and no others."""
+    """Set the edits that the model is served under."""
     edits.clear()
     for edit in served:
         edits.labels(edit_words.write(edit)).set(1)
 
 
 def count_passes(executed: dict[str, dict[str, int]]) -> None:
-    """Add what ran since the last call.
+    """Add the passes since the last call.
 
     Args:
-        executed: passes since the start by algorithm and mode, as the workers count them.
+        executed: the workers' counts since the start, by algorithm and mode.
     """
     for algorithm, modes in executed.items():
         for mode, total in modes.items():

@@ -1,4 +1,4 @@
-"""An answer that refuses, in the shape of OpenAI's errors."""
+"""Responses that refuse a request, in the shape of OpenAI's errors."""
 
 from http import HTTPStatus
 from typing import Any
@@ -32,8 +32,8 @@ class Refusal(BaseModel):
     error: Error
 
 
-# Of our routes, for the OpenAPI document.  An entry for 4XX takes the place of FastAPI's own 422,
-# which nothing here answers.
+# For the OpenAPI document of these routes.  The entry 4XX replaces FastAPI's 422, which no route
+# here returns.
 REFUSALS: dict[int | str, dict[str, Any]] = {
     401: {"model": Refusal, "description": "no API key, or another one"},
     "4XX": {"model": Refusal, "description": "refused"},
@@ -42,30 +42,30 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 async def of_router(_: Request, error: Exception) -> JSONResponse:
-    """Answer what the router refuses, such as a path without a route; vLLM's handlers do not."""
+    """The response to an error of the router, such as an unknown path; vLLM handles none."""
     assert isinstance(error, HTTPException)
-    answer = refuse(error.status_code, error.detail)
-    answer.headers.update(error.headers or {})
-    return answer
+    response = refuse(error.status_code, error.detail)
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def of_body(_: Request, error: Exception) -> JSONResponse:
-    """Answer a body that a route cannot read by one sentence about its first mistake."""
+    """The response to an invalid body: one sentence about its first mistake."""
     assert isinstance(error, RequestValidationError)
-    found = of_errors(error)
-    return refuse(400, found.sentence, param=found.field or None)
+    mistake = of_errors(error)
+    return refuse(400, mistake.sentence, param=mistake.field or None)
 
 
 async def of_values(request: Request, error: Exception) -> JSONResponse:
-    """The same for what vLLM reads of a body when it has begun to answer."""
+    """The same for values of a body that vLLM validates later, within the route."""
     assert isinstance(error, ValidationError)
-    body = getattr(request, "_json", None)  # as the route read it; it cannot be read again
-    found = mistakes.first(error.errors(), body)
-    return refuse(400, found.sentence, param=found.field or None)
+    body = getattr(request, "_json", None)  # the body as the route read it; it cannot be read again
+    mistake = mistakes.first(error.errors(), body)
+    return refuse(400, mistake.sentence, param=mistake.field or None)
 
 
 async def of_depth(_: Request, error: Exception) -> JSONResponse:
-    """The same for one that is nested deeper than what reads it can follow."""
+    """The same for a body that is nested too deep for its parser."""
     assert isinstance(error, RecursionError)
     return refuse(400, "The body is nested too deep; send it flatter.")
 
@@ -73,27 +73,27 @@ async def of_depth(_: Request, error: Exception) -> JSONResponse:
 def of_errors(error: RequestValidationError) -> Mistake:
     """The first mistake of a body."""
     errors = error.errors()
-    if not isinstance(errors[0], dict):  # vLLM's own, of the content type
+    if not isinstance(errors[0], dict):  # vLLM's error for the content type
         return Mistake("", f"{errors[0]}")
     if errors[0]["type"] == "json_invalid":
-        said, (_, place) = errors[0]["ctx"]["error"], errors[0]["loc"]
-        return Mistake("", f"the body is not valid JSON ({said} at character {place})")
+        reason, (_, place) = errors[0]["ctx"]["error"], errors[0]["loc"]
+        return Mistake("", f"the body is not valid JSON ({reason} at character {place})")
     if errors[0]["loc"] == ("body",) and errors[0]["type"] != "value_error":
         return Mistake("", "the body has to be a JSON object")
-    found = mistakes.first(errors, error.body, below=1)
-    is_stop = found.field in STOPS and errors[-1]["type"] == "too_long"
+    mistake = mistakes.first(errors, error.body, below=1)
+    is_stop = mistake.field in STOPS and errors[-1]["type"] == "too_long"
     advice = f"; the server's variable {MORE_STOPS} allows more" if is_stop else ""
-    return found._replace(reason=found.reason + advice)
+    return mistake._replace(reason=mistake.reason + advice)
 
 
 def refuse(status: int, message: str, param: str | None = None, **headers: str) -> JSONResponse:
-    """One sentence for the client; a name in ``headers`` has ``_`` instead of ``-``.
+    """A response that refuses a request with one sentence.
 
     Args:
-        status: of the answer.
+        status: its status.
         message: the sentence.
-        param: the field that is meant, if it is one.
-        headers: further ones of the answer.
+        param: the invalid field, if it is known.
+        headers: further headers, with ``_`` instead of ``-``.
     """
     error = {
         "message": for_client(message),

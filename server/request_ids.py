@@ -1,7 +1,7 @@
-"""``X-Request-Id``, in and out.
+"""``X-Request-Id`` of requests and responses.
 
-vLLM names a request by this header where it is given.  Here a request without one gets one, and
-every response returns it, so that response, answer (``cmpl-ID``) and log have one name.
+vLLM uses this header of a request as its id.  Here a request without the header gets one, and every
+response returns it, so that headers, body (``cmpl-ID``) and log have one id.
 """
 
 import re
@@ -11,11 +11,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "X-Request-Id"
-USABLE = re.compile(r"[!-~]{1,128}")  # it goes into logs
+USABLE = re.compile(r"[!-~]{1,128}")  # it is logged
 
 
 class RequestIds:
-    """ASGI middleware; an id that is empty, long or not printable is replaced."""
+    """ASGI middleware; an empty, long or unprintable id is replaced."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

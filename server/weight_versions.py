@@ -1,4 +1,4 @@
-"""Which weights computed an answer: ``weight_versions`` in it, where weights may be replaced."""
+"""``weight_versions`` in responses: the weights that computed them, if weights may be replaced."""
 
 import json
 from typing import Any
@@ -11,15 +11,15 @@ from attnres_serve.compat import token_counts
 
 KEY = "weight_versions"
 OURS = "/v1/attn_res"  # a trace states its version itself, and is large
-# The event of a stream that ends an answer: of completions and chats, responses, and messages.
+# The last event of a streamed response: of completions and chats, responses, and messages.
 ENDS = (b'"finish_reason":"', b'"type":"response.completed"', b'"type":"message_delta"')
 
 
 class WeightVersions:
-    """Pure ASGI: adds to an answer the versions of the weights that computed it, in their order.
+    """ASGI middleware: adds to a response the versions of the weights that computed it, in order.
 
-    One that was paused while weights were replaced has two.  Of a stream, the event that ends an
-    answer has them.
+    A response that was paused while weights were replaced has two.  In a stream, the last event has
+    them.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -30,7 +30,7 @@ class WeightVersions:
             await self.app(scope, receive, send)
             return
         counts = token_counts.current()
-        start: Message | None = None  # held back, as the length that it states becomes another
+        start: Message | None = None  # held back, because its content length changes
         is_stream = False
 
         async def send_versions(message: Message) -> None:
@@ -56,13 +56,13 @@ class WeightVersions:
 
 
 def _named(body: bytes, versions: list[str]) -> bytes:
-    """A JSON object with the versions in it."""
-    answer: dict[str, Any] = json.loads(body) | {KEY: versions}
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+    """A JSON object with the versions added."""
+    content: dict[str, Any] = json.loads(body) | {KEY: versions}
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _in_events(body: bytes, versions: list[str]) -> bytes:
-    """Events of a stream, of which those that end an answer have the versions."""
+    """Events of a stream, with the versions added to last events."""
     lines = body.split(b"\n")
     for place, line in enumerate(lines):
         if versions and any(end in line for end in ENDS):

@@ -1,1 +1,1 @@
-"""``attnres-serve bench``: what AttnRes costs against the same model with standard residuals."""
+"""``attnres-serve bench``: the cost of AttnRes against the same model with standard residuals."""

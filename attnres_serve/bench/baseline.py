@@ -1,4 +1,4 @@
-"""The standard-residual twin of a checkpoint: the base family's own class with the same weights."""
+"""The baseline of a checkpoint: its family with standard residuals and the same weights."""
 
 import json
 import shutil
@@ -24,53 +24,52 @@ from attnres_serve.formats import house
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 
-def twin_config(parsed: ParsedConfig) -> dict[str, Any]:
-    """The config.json of the twin, in the house format where our plugin serves it."""
+def baseline_config(parsed: ParsedConfig) -> dict[str, Any]:
+    """The config.json of the baseline, in the house format if the plugin serves it."""
     family = FAMILIES[parsed.base]
-    if is_ours(family):
-        own = {"architectures": [family.architecture], "model_type": family.model_type}
-        return {**parsed.config, **own, house.KEY: None}
-    own = {"architectures": [family.stock_architecture], "model_type": family.hf}
-    return {**parsed.config, **own}
+    if needs_plugin(family):
+        keys = {"architectures": [family.architecture], "model_type": family.model_type}
+        return {**parsed.config, **keys, house.KEY: None}
+    keys = {"architectures": [family.stock_architecture], "model_type": family.hf}
+    return {**parsed.config, **keys}
 
 
-def is_ours(family: Family) -> bool:
-    """Whether our plugin serves the twin, as a model without sites: stock vLLM cannot, here."""
+def needs_plugin(family: Family) -> bool:
+    """Whether the plugin has to serve the baseline, because stock vLLM cannot on this device."""
     return not family.is_stock or (Limit.STOCK_ON_CPU in family.limits and device.is_cpu())
 
 
-def write_twin(folder: Path, checkpoint: Checkpoint, target: Path) -> None:
-    """Write the twin of an AttnRes checkpoint into the new folder ``target``.
+def write_baseline(folder: Path, checkpoint: Checkpoint, target: Path) -> None:
+    """Write the baseline of an AttnRes checkpoint into the new folder ``target``.
 
-    The weights, if it was checked with any, are copied bit for bit under the base family's names,
-    without those of AttnRes; the epsilon of per-head norms, where it is one of its own, is the base
-    family's.
+    The weights, if the checkpoint has any, are copied bit for bit under the family's names, without
+    those of AttnRes.  A special epsilon of per-head norms becomes the family's.
 
     Raises:
-        SettingError: it cannot be written.
+        SettingError: the baseline cannot be written.
     """
     parsed = checkpoint.translated(str(folder))
     source = Source(folder, checkpoint.config, parsed, checkpoint.headers)
-    stream = _of_the_base(source, source.without_values())
+    stream = _without_depth(source, source.without_values())
     headers = {name: header(name, tensor, path) for path, name, tensor in stream}
     size, room = sum(h.stored_bytes for h in headers.values()), shutil.disk_usage(target.parent)
-    mend = "choose another place by the variable XDG_CACHE_HOME."
+    advice = "choose another place by the variable XDG_CACHE_HOME."
     if size > room.free:
         raise SettingError(
             f"the baseline's weights need {amount(size)}, but {target.parent} has only "
-            f"{amount(room.free)} free; {mend}"
+            f"{amount(room.free)} free; {advice}"
         )
-    tensors = ((name, tensor) for _, name, tensor in _of_the_base(source, source.tensors()))
+    tensors = ((name, tensor) for _, name, tensor in _without_depth(source, source.tensors()))
     try:
         target.mkdir()
-        (target / "config.json").write_text(json.dumps(twin_config(parsed)))
+        (target / "config.json").write_text(json.dumps(baseline_config(parsed)))
         with output.bar(total=size, unit="B", unit_scale=True, desc="baseline's weights") as bar:
             write_shards(target, shards(headers), tensors, bar.update)
     except OSError as error:
-        raise SettingError(f"the baseline cannot be written ({error}); {mend}") from None
+        raise SettingError(f"the baseline cannot be written ({error}); {advice}") from None
 
 
-def _of_the_base(source: Source, tensors: Iterable[tuple[Path, str, Tensor]]) -> Stream:
+def _without_depth(source: Source, tensors: Iterable[tuple[Path, str, Tensor]]) -> Stream:
     layout = source.parsed.layout
     for path, name, tensor in source.in_house_names(tensors):
         if site_of(name, layout) is None and not is_left_over(name, source.parsed.config):

@@ -1,6 +1,6 @@
 """The JSON documents: ``Document`` of a measurement in engines, ``HttpDocument`` of a server.
 
-Their schemas are what ``model_json_schema()`` of each gives.
+``model_json_schema()`` returns the schema of each.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from attnres_serve.bench.ratios import Results, Samples, geometric_mean, summary
 from attnres_serve.bench.session import Outcome
-from attnres_serve.bench.workload import PERCENTILES, Cell
+from attnres_serve.bench.workload import PERCENTILES, Case
 
 Percentiles = dict[str, float]  # by p50, p90 and p99
 
@@ -24,7 +24,7 @@ class Part(BaseModel):
 
 
 class Ratio(Part):
-    """How long an engine takes, the baseline being 1; ``no_interval`` says why there is none."""
+    """The time of an engine relative to the baseline; ``no_interval`` says why there is none."""
 
     ratio: float
     ci95: tuple[float, float] | None
@@ -36,7 +36,7 @@ class Ratio(Part):
 class Times(Part):
     """Times of an engine: TTFT of prefill, ITL of decode; ``median_s`` is by rounds.
 
-    With drafts a step gives several tokens at once: ITL is of a step, ``median_s`` of a token.
+    With drafts a step returns several tokens: ITL is of a step, ``median_s`` of a token.
     """
 
     median_s: float
@@ -50,7 +50,7 @@ class Compared(Times, Ratio):
     round_ratios: list[float]
 
 
-class CellTimes(Part):
+class CaseTimes(Part):
     phase: Literal["prefill", "decode"]
     batch: int
     context: int
@@ -64,7 +64,7 @@ class Engine(Part):
 
 
 class Config(Part):
-    """What was measured, and how."""
+    """The measured model, and the procedure."""
 
     checkpoint: str
     format: str
@@ -86,17 +86,17 @@ class Config(Part):
 
 
 class Drafts(Part):
-    """Tokens of drafts by vLLM's counters, of all starts and all that was decoded there."""
+    """Tokens of drafts by vLLM's counters, over all decoding of all starts."""
 
     drafts: int
     proposed: int
     accepted: int
-    acceptance: float  # of those proposed
-    by_position: list[float]  # of the drafts those whose token at this place was accepted
+    acceptance: float  # of the proposed tokens
+    by_position: list[float]  # share of drafts whose token at this position was accepted
 
 
 class Repeatable(Part):
-    """What somebody else measures the same by."""
+    """The information to repeat a measurement."""
 
     benchmark: str
     command: str
@@ -108,20 +108,20 @@ class Document(Repeatable):
     benchmark: Literal["bench"] = "bench"
     config: Config
     took_s: float
-    evidence_s: float | None  # that enough starts for an interval would take; null if there are
+    evidence_s: float | None  # for enough starts for an interval; null if there were enough
     ended_by: Literal["starts", "budget"]
     overhead: dict[str, Ratio]  # by phase
-    cells: list[CellTimes]
+    cells: list[CaseTimes]
     engines: dict[str, Engine]
     drafts: Drafts | None
 
 
 class Load(BaseModel):
-    """Figures of ``vllm bench serve`` by its own names; it finds more, which is left out."""
+    """Figures of ``vllm bench serve`` by its names, without the rest of its results."""
 
     max_concurrency: int
     completed: int
-    duration: float  # of all, in seconds
+    duration: float  # of all requests, in seconds
     total_input_tokens: int
     total_output_tokens: int
     request_throughput: float
@@ -143,39 +143,39 @@ class HttpDocument(Repeatable):
     loads: list[Load]
 
 
-def content(found: Outcome, baseline: str) -> dict[str, Any]:
-    """Results, engine by engine and cell by cell."""
+def content(outcome: Outcome, baseline: str) -> dict[str, Any]:
+    """The results by engine and by case."""
     return {
         "engines": {
             name: {key: facts[key] for key in Engine.model_fields}
-            for name, facts in found.engines.items()
+            for name, facts in outcome.engines.items()
         },
-        "cells": cell_rows(found.results, baseline),
+        "cells": case_rows(outcome.results, baseline),
     }
 
 
-def cell_rows(results: Sequence[Results], baseline: str) -> list[dict[str, Any]]:
-    """One row for each cell: every engine's times, and the others' ratios to the baseline."""
+def case_rows(results: Sequence[Results], baseline: str) -> list[dict[str, Any]]:
+    """One row for each case: every engine's times, and the others' ratios to the baseline."""
     rows = []
-    for cell in results[0]:
-        starts = [start[cell] for start in results]
-        engines = {name: _times(cell, [start[name] for start in starts]) for name in starts[0]}
+    for case in results[0]:
+        starts = [start[case] for start in results]
+        engines = {name: _times(case, [start[name] for start in starts]) for name in starts[0]}
         for name in engines.keys() - {baseline}:
             rounds = [start[name].ratios(start[baseline]) for start in starts]
             engines[name] |= summary(rounds) | {"round_ratios": list(chain(*rounds))}
-        rows.append({**asdict(cell), "engines": engines})
+        rows.append({**asdict(case), "engines": engines})
     return rows
 
 
-def _times(cell: Cell, starts: Sequence[Samples]) -> dict[str, Any]:
-    """Times of an engine, all starts together."""
-    typical = geometric_mean([median(start.rounds) for start in starts])  # as of the ratios
-    is_prefill = cell.phase == "prefill"
-    found = np.percentile([*chain(*(start.times for start in starts))], PERCENTILES)
-    percentiles = {f"p{p}": float(value) for p, value in zip(PERCENTILES, found, strict=True)}
+def _times(case: Case, starts: Sequence[Samples]) -> dict[str, Any]:
+    """The times of an engine in all starts."""
+    typical = geometric_mean([median(start.rounds) for start in starts])  # like the ratios
+    is_prefill = case.phase == "prefill"
+    values = np.percentile([*chain(*(start.times for start in starts))], PERCENTILES)
+    percentiles = {f"p{p}": float(value) for p, value in zip(PERCENTILES, values, strict=True)}
     return {
         "median_s": typical,
-        "tokens_per_s": (cell.context if is_prefill else cell.batch) / typical,
+        "tokens_per_s": (case.context if is_prefill else case.batch) / typical,
         "ttft_s": percentiles if is_prefill else None,
         "itl_s": None if is_prefill else percentiles,
         "rounds_s": [*chain(*(start.rounds for start in starts))],

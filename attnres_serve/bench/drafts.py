@@ -1,4 +1,4 @@
-"""Speculative decoding in a measurement: what is asked for, and what was accepted."""
+"""Speculative decoding in a measurement: the requested drafts, and the accepted tokens."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from attnres_serve.compat.arguments import Arguments
 from attnres_serve.errors import SettingError
 
 
-def asked(arguments: Arguments) -> int:
-    """The tokens that are drafted for a step; 0 where no drafts are asked for.
+def requested(arguments: Arguments) -> int:
+    """The number of tokens drafted for a step; 0 without drafts.
 
     Raises:
-        SettingError: their number cannot be told.
+        SettingError: the flag does not state the number.
     """
     if (content := draft.given(arguments)) is None:
         return 0
@@ -27,11 +27,8 @@ def asked(arguments: Arguments) -> int:
     return number
 
 
-def told(counted: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Content of a document: what vLLM's counters say, start by start, all together.
-
-    None without drafts.
-    """
+def summary(counted: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The content of a document from vLLM's counters of all starts; None without drafts."""
     if not any(counted):
         return None
     drafts, proposed, accepted = (

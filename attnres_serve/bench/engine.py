@@ -1,9 +1,9 @@
-"""One engine of ``attnres-serve bench``, in a process of its own.
+"""One engine of ``attnres-serve bench``, in a separate process.
 
-It is run as a script and imports nothing of ours, so that the baseline is stock vLLM and nothing
-else.  Its arguments are the flags of vLLM's engine.  Every line on stdin is a request in JSON,
-every line on stdout its answer; the end of stdin ends it.  The engine runs inside this process, so
-nothing spins between two requests, and a step is timed where it is taken.
+It is run as a script and imports nothing of attnres-serve, so that the baseline is stock vLLM only.
+Its arguments are the flags of vLLM's engine.  Every line on stdin is a request in JSON, every line
+on stdout its response; the end of stdin ends it.  The engine runs inside this process, so nothing
+spins between two requests, and steps are timed in the process that runs them.
 """
 
 import gc
@@ -24,10 +24,10 @@ COMPILED_CODE = Path(__file__).parents[1] / "compat" / "workarounds" / "compiled
 
 
 class Bench:
-    """An engine that is asked for timings.
+    """An engine that measures its steps.
 
     Args:
-        flags: of vLLM's engine.
+        flags: the flags of vLLM's engine.
     """
 
     def __init__(self, flags: list[str]) -> None:
@@ -35,26 +35,27 @@ class Bench:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        # Stock vLLM, too, is to load what an earlier start compiled: such code need not be as fast
-        # as code of the same process, and only the first start would compare like with like.
+        # Stock vLLM, too, has to load code that an earlier start compiled: loaded code may be
+        # slower than code compiled in the same process, so only the first start would compare
+        # equals.
         runpy.run_path(str(COMPILED_CODE))["accept"]()
         args = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(flags)
         self.engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
         self.number = 0
-        gc.freeze()  # what the start left is not to be looked through between two steps
+        gc.freeze()  # the garbage collector skips objects of the start between two steps
 
     def begin(self, prompts: list[list[int]], max_tokens: int) -> dict[str, list[float]]:
         """Run prompts together, greedily, until every one has its first token.
 
-        Those of an earlier call that are not done run to their end before: vLLM puts a prompt off
-        that finds no room in the KV cache, so that it needs more steps than tokens.
+        Unfinished prompts of an earlier call are finished before: vLLM delays a prompt without room
+        in the KV cache, so it may need more steps than tokens.
 
         Args:
             prompts: token ids.
-            max_tokens: of each answer; the end of a sequence is ignored.
+            max_tokens: number of tokens to generate for each; end-of-sequence tokens are ignored.
 
         Returns:
-            ``first``, seconds from the call to the first token, per prompt.
+            ``first``: for each prompt the seconds from the call to its first token.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -83,18 +84,18 @@ class Bench:
         return {"first": list(first.values())}
 
     def decode(self, most: int | None = None) -> dict[str, list[Any]]:
-        """Go on with the prompts of ``begin``.
+        """Continue the prompts of ``begin``.
 
         Args:
-            most: steps, after which another engine may be asked before this one goes on; None for
-                all that are left.
+            most: the number of steps, after which another engine may continue; None for all
+                remaining steps.
 
         Returns:
-            ``steps``, seconds of each step of the engine; and ``given``, how many tokens each of
-            them gave to every prompt that ran.
+            ``steps``: the seconds of each step; ``tokens``: for each step the number of tokens of
+            every running prompt.
         """
         steps: list[float] = []
-        given: list[list[int]] = []
+        tokens: list[list[int]] = []
         with uncollected():
             last = time.perf_counter()
             while len(steps) != most and self.engine.has_unfinished_requests():
@@ -102,18 +103,18 @@ class Bench:
                 if outputs:
                     now = time.perf_counter()
                     steps.append(now - last)
-                    given.append([len(one.outputs[0].token_ids) for one in outputs])
+                    tokens.append([len(one.outputs[0].token_ids) for one in outputs])
                     last = now
-        return {"steps": steps, "given": given}
+        return {"steps": steps, "tokens": tokens}
 
     def drop(self) -> None:
-        """End the prompts of ``begin`` where they are."""
+        """Abort the prompts of ``begin``."""
         self.engine.abort_request([*self.engine.output_processor.request_states], internal=True)
 
     def _drafted(self) -> dict[str, Any]:
         """vLLM's counters of drafts and of their tokens; empty for an engine without drafts."""
-        found = self.engine.get_metrics() if self.engine.log_stats else []
-        counters = {metric.name.removeprefix(COUNTERS): metric for metric in found}
+        metrics = self.engine.get_metrics() if self.engine.log_stats else []
+        counters = {metric.name.removeprefix(COUNTERS): metric for metric in metrics}
         return {
             name: metric.values if hasattr(metric, "values") else metric.value
             for name, metric in counters.items()
@@ -121,14 +122,14 @@ class Bench:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Facts about the engine that runs here; those of ``alike`` are to be others' too."""
+        """Facts about the running engine; those of ``alike`` have to be equal in all engines."""
         from vllm.compilation.counter import compilation_counter
         from vllm.platforms import current_platform
 
         config = self.engine.vllm_config
         model, scheduler = config.model_config, config.scheduler_config
         ours = "attnres_serve.plugin" in sys.modules
-        # Some classes are never compiled; those of other processes are not seen from here.
+        # Some classes are never compiled; models in other processes are not visible here.
         seen = config.parallel_config.world_size > 1 or compilation_counter.num_models_seen > 0
         compiled = config.compilation_config.mode.name != "NONE" and seen
         dtype = str(model.dtype).removeprefix("torch.")
@@ -159,7 +160,7 @@ class Bench:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Python's garbage collector waits: it would make one step a model's that is not."""
+    """Disable Python's garbage collector, whose time would count as a step's."""
     gc.disable()
     try:
         yield
@@ -172,24 +173,24 @@ def _call(method: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 
 def main(flags: list[str]) -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    responses = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # vLLM logs to stdout
     bench = Bench(flags)
-    # Room for the frames of all that an answer calls, as the workaround ``python_frames`` makes it:
-    # without it a model's time depends by a tenth on where a chunk of CPython's ends.
+    # Allocates one large frame chunk before all calls, like the workaround ``python_frames``:
+    # without it, a model's time varies by a tenth with the position of CPython's chunk ends.
     _call.__code__ = _call.__code__.replace(co_stacksize=1 << 15)
-    answers.write(json.dumps(bench.facts()) + "\n")
+    responses.write(json.dumps(bench.facts()) + "\n")
     for line in sys.stdin:
         request = json.loads(line)
-        answer = _call(getattr(bench, request.pop("what")), request)
-        answers.write(json.dumps(answer) + "\n")
+        response = _call(getattr(bench, request.pop("what")), request)
+        responses.write(json.dumps(response) + "\n")
 
 
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except Exception as error:
-        from attnres_serve.start import failures  # nothing is measured any more
+        from attnres_serve.start import failures  # after the measurement
 
         failures.tell(error)
         raise

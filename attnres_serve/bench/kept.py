@@ -1,8 +1,8 @@
-"""Compiled code that stays for the next run of ``bench`` on a checkpoint.
+"""Compiled code that is kept for the next run of ``bench`` on a checkpoint.
 
-vLLM finds compiled code by the path of a model, too.  So the baseline has the same path each time,
-although its weights are written anew and end with the run.  Stock vLLM does not look at the
-processor, which may be another where machines share a home.
+vLLM's key of compiled code includes the path of a model.  So the baseline always has the same path,
+although its weights are written for every run and deleted after it.  The key of stock vLLM ignores
+the processor, which differs if machines share a home directory.
 """
 
 import fcntl
@@ -20,15 +20,15 @@ from attnres_serve.kernels import fingerprint
 
 @contextmanager
 def caches(checkpoint: Path) -> Iterator[tuple[Path, Path]]:
-    """The folder of a checkpoint's compiled code, and one for its baseline, which is not there yet.
+    """The folder of a checkpoint's compiled code, and a free path for its baseline.
 
-    Another run on the same checkpoint is waited for.
+    It waits for another run on the same checkpoint.
 
     Args:
-        checkpoint: its folder.
+        checkpoint: the checkpoint's folder.
 
     Raises:
-        SettingError: there is no place for them.
+        SettingError: the folder cannot be made.
     """
     machine = fingerprint.processor(), os.environ.get("ATEN_CPU_CAPABILITY")
     name = sha256(f"{checkpoint.resolve()} {machine}".encode()).hexdigest()[:16]
@@ -42,9 +42,9 @@ def caches(checkpoint: Path) -> Iterator[tuple[Path, Path]]:
         ) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        twin = folder / "twin"
-        shutil.rmtree(twin, ignore_errors=True)  # of a run that was killed
+        baseline = folder / "baseline"
+        shutil.rmtree(baseline, ignore_errors=True)  # from a killed run
         try:
-            yield folder, twin
+            yield folder, baseline
         finally:
-            shutil.rmtree(twin, ignore_errors=True)
+            shutil.rmtree(baseline, ignore_errors=True)

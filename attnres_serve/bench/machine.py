@@ -1,4 +1,4 @@
-"""The machine and the versions that a figure belongs to, without the machine's name."""
+"""The machine and the versions of a measurement, without the machine's name."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ SECRETS = ("--hf-token", "--header", "--api-key")
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -34,7 +34,7 @@ def hardware() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what is measured; a digest of this package's code says which 0.1.0 it is."""
+    """The measured versions; a digest of this package's code identifies unreleased versions."""
     return {
         "python": platform.python_version(),
         "vllm": installed()[1],
@@ -44,27 +44,29 @@ def versions() -> dict[str, str]:
     }
 
 
-def repeatable(words: Sequence[str], gpu: str | None = None) -> dict[str, Any]:
-    """Content of a document by which somebody else measures the same."""
+def repeatable(command: Sequence[str], gpu: str | None = None) -> dict[str, Any]:
+    """The content of a document that is needed to repeat a measurement."""
     return {
-        "command": command_line(words),
+        "command": command_line(command),
         "versions": versions(),
         "hardware": hardware() | ({"gpu": gpu} if gpu else {}),
     }
 
 
-def command_line(words: Sequence[str]) -> str:
-    """The command to repeat a measurement, as a document may show it."""
-    return shlex.join(shown(words))
+def command_line(command: Sequence[str]) -> str:
+    """The command line for a document."""
+    return shlex.join(shown(command))
 
 
-def shown(words: Sequence[str]) -> list[str]:
-    """Words of a command line, absolute paths cut to their last part and secrets left out."""
-    found, secret = [], False
-    for word in words:
-        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+def shown(command: Sequence[str]) -> list[str]:
+    """Arguments with absolute paths cut to their last part and secrets hidden."""
+    result, secret = [], False
+    for argument in command:
+        flag, equals, value = (
+            argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        )
         secret = flag.replace("_", "-") in SECRETS if flag else secret
         hidden = "***" if secret and (equals or not flag) else value
         hidden = re.sub('(?<=")/[^"]*/', "", hidden)  # in JSON
-        found.append(flag + equals + (Path(hidden).name if Path(hidden).is_absolute() else hidden))
-    return found
+        result.append(flag + equals + (Path(hidden).name if Path(hidden).is_absolute() else hidden))
+    return result

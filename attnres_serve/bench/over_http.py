@@ -1,4 +1,4 @@
-"""``bench --http``: vLLM's own benchmark client against any OpenAI-compatible server."""
+"""``bench --http``: vLLM's benchmark client against any OpenAI-compatible server."""
 
 import argparse
 import json
@@ -9,9 +9,9 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any, NamedTuple
 
-from attnres_serve import sentences, settings
-from attnres_serve.address import base_of, past_proxies
-from attnres_serve.bench.workload import PERCENTILES, STEPS, make_cells
+from attnres_serve import sentences
+from attnres_serve.address import authorization, base_of, past_proxies
+from attnres_serve.bench.workload import PERCENTILES, STEPS, make_cases
 from attnres_serve.checkpoints import tokenizer
 from attnres_serve.compat import bench_client
 from attnres_serve.compat.flags import spelling
@@ -19,58 +19,59 @@ from attnres_serve.errors import SettingError
 
 TIMEOUT = 10  # seconds for the list of models
 LONGEST = 2**20  # tokens of a sequence, where a server does not say its own
-REQUESTS = 20  # for every one that runs at a time
-SPARE = 16  # the client's texts may have more tokens than asked, so a part of the context is spared
+REQUESTS = 20  # for every concurrent request
+# Part of the context left free: the client's texts may have more tokens than requested.
+SPARE = 16
 METRICS = ("ttft", "tpot", "itl")
 
 
 class Served(NamedTuple):
-    """What a server has.
+    """The model of a server.
 
     Attributes:
-        model: the name of the model that is measured; vLLM's client would ask without a key.
-        longest: tokens of its longest sequence; infinity where that is not said.
+        model: the name of the measured model; vLLM's client would look it up without a key.
+        longest: tokens of its longest sequence; infinity if the server does not state it.
     """
 
     model: str
     longest: float
 
 
-def asked(flags: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The model and the headers that flags of vLLM's client name.
+def model_and_headers(flags: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The model and the headers in flags of vLLM's client.
 
     Raises:
-        SettingError: one of them has no value.
+        SettingError: a flag has no value.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--model")
     parser.add_argument("--header", nargs="*", default=[])
     try:
-        found, _ = parser.parse_known_args(spelling.usual(flags))
+        options, _ = parser.parse_known_args(spelling.usual(flags))
     except argparse.ArgumentError as error:
         raise SettingError(f"found {error.argument_name} without a value; give it one.") from None
-    return found.model, found.header
+    return options.model, options.header
 
 
-def check_there(url: str, model: str | None, given: Sequence[str] = ()) -> Served:
+def check_there(url: str, model: str | None, extra_headers: Sequence[str] = ()) -> Served:
     """Refuse a server that cannot be measured: its address, its key, or the model's name is wrong.
 
-    vLLM's client takes seconds to import, and tells of every request that fails.
+    vLLM's client takes seconds to import, and reports every failed request.
 
     Args:
-        url: of the server.
+        url: the server's address.
         model: the model's name there; None for its first.
-        given: headers as ``NAME=VALUE``, among which one may have the key.
+        extra_headers: headers as ``NAME=VALUE``; one of them may have the key.
 
     Raises:
-        SettingError: with one sentence: what was found, what is expected, how to fix it.
+        SettingError: the server cannot be measured; the message is one sentence.
     """
-    from http.client import HTTPException  # which other commands do without
+    from http.client import HTTPException  # not above: other commands do not need it
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
-    more = (header.partition("=") for header in given)
-    headers = settings.authorization() | {name: value for name, _, value in more}
+    more = (header.partition("=") for header in extra_headers)
+    headers = authorization() | {name: value for name, _, value in more}
     try:
         request = Request(f"{base_of(url)}/v1/models", headers=headers)
         with past_proxies(url), urlopen(request, timeout=TIMEOUT) as answer:
@@ -109,76 +110,82 @@ def _refusal(url: str, status: int, headers: Mapping[str, str]) -> str:
 
 
 def measure(
-    folder: Path, served: Served, own: argparse.Namespace, flags: Sequence[str]
+    folder: Path, served: Served, options: argparse.Namespace, flags: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """What the client finds, by its own names, for every prompt length and load.
+    """The client's results, by its names, for every prompt length and load.
 
     Args:
-        folder: of the checkpoint, read for its tokenizer.
-        served: what ``check_there`` found.
-        own: what ``command.add_arguments`` defines.
+        folder: the checkpoint, for its tokenizer.
+        served: the result of ``check_there``.
+        options: the flags of ``command.add_arguments``.
         flags: further flags of the client.
 
     Raises:
         SettingError: a number is out of its range, or a request failed.
     """
     longest = int(min(served.longest, LONGEST))
-    cells = make_cells(longest - longest // SPARE, own.prompt_lengths, own.batches, STEPS)
-    lengths = [cell.context for cell in cells if cell.phase == "prefill"]
+    cases = make_cases(longest - longest // SPARE, options.prompt_lengths, options.batches, STEPS)
+    lengths = [case.context for case in cases if case.phase == "prefill"]
     place = tokenizer.readable(folder)
-    words = [f"--base-url={base_of(own.http)}", f"--model={served.model}", f"--tokenizer={place}"]
+    fixed_flags = [
+        f"--base-url={base_of(options.http)}",
+        f"--model={served.model}",
+        f"--tokenizer={place}",
+    ]
     loads = []
-    with past_proxies(own.http):
-        for length, batch in product(lengths, dict.fromkeys(own.batches)):
-            asked = {
+    with past_proxies(options.http):
+        for length, batch in product(lengths, dict.fromkeys(options.batches)):
+            values = {
                 "max-concurrency": batch,
                 "random-input-len": length,
                 "random-output-len": 1 + STEPS,
             }
-            for number in (batch, REQUESTS * batch):  # the first to warm up
+            for number in (batch, REQUESTS * batch):  # the first warms up
                 seed = SystemRandom().randrange(2**31)
-                found = ask(asked | {"num-prompts": number, "seed": seed}, [*words, *flags])
-            loads.append(found)
+                load = run_client(
+                    values | {"num-prompts": number, "seed": seed}, [*fixed_flags, *flags]
+                )
+            loads.append(load)
     return loads
 
 
-def ask(asked: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """What the client finds, run once.
+def run_client(values: dict[str, Any], fixed_flags: Sequence[str]) -> dict[str, Any]:
+    """The client's results for one run.
 
-    No prompt may come twice, because the server may keep what it has computed of it: no run is to
-    have the seed of another, and what the client would ask before, which is its first prompt, is
-    not asked.
+    No prompt may be sent twice, because the server may cache it: every run has another seed, and
+    the client's initial test request, which has its first prompt, is switched off.
 
     Args:
-        asked: values of the client's flags, by their names; they differ from run to run.
-        words: its other flags.
+        values: values of the client's flags that differ between runs, by name.
+        fixed_flags: its other flags.
 
     Raises:
         SettingError: a request failed.
     """
-    from attnres_serve.bench.document import Load  # numpy and pydantic, which other commands spare
+    # Imports numpy and pydantic, which other commands do not need.
+    from attnres_serve.bench.document import Load
 
-    flags = asked | {
+    flags = values | {
         "dataset-name": "random",
         "num-warmups": 0,
         "ready-check-timeout-sec": 0,
         "percentile-metrics": ",".join(METRICS),
         "metric-percentiles": ",".join(map(str, PERCENTILES)),
     }
-    given = [f"--{flag}={value}" for flag, value in flags.items()]
-    found = bench_client.ask_over_http(["--ignore-eos", *given, *words])
-    if found["completed"] < asked["num-prompts"]:
+    arguments = [f"--{flag}={value}" for flag, value in flags.items()]
+    result = bench_client.ask_over_http(["--ignore-eos", *arguments, *fixed_flags])
+    if result["completed"] < values["num-prompts"]:
         raise SettingError(
-            f"{found['completed']} of {asked['num-prompts']} requests succeeded, "
-            f"{asked['max-concurrency']} at a time; look into the server's log."
+            f"{result['completed']} of {values['num-prompts']} requests succeeded, "
+            f"{values['max-concurrency']} at a time; look into the server's log."
         )
-    return Load.model_validate(found | {"seed": asked["seed"]}).model_dump()
+    return Load.model_validate(result | {"seed": values["seed"]}).model_dump()
 
 
 def render(loads: Sequence[Mapping[str, Any]]) -> str:
-    """The figures for a person."""
-    head = "".join(f"{name:>11}" for name in ("at a time", "input", "output", "tokens/s"))
-    lines = [f"{head}   {'ms':5}" + "".join(f"{f'p{percent}':>9}" for percent in PERCENTILES)]
+    """The figures as text."""
+    header = "".join(f"{name:>11}" for name in ("at a time", "input", "output", "tokens/s"))
+    lines = [f"{header}   {'ms':5}" + "".join(f"{f'p{percent}':>9}" for percent in PERCENTILES)]
     for load in loads:
         lengths = (
             load[f"total_{which}_tokens"] / load["completed"] for which in ("input", "output")

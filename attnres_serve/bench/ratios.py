@@ -1,9 +1,9 @@
-"""Paired statistics: what is taken in one turn is compared within that turn.
+"""Paired statistics: times of one turn are compared within that turn.
 
-A round's ratio has the noise of the machine in it, and all rounds of a start have the luck of its
-processes in common: two processes of one model differ by a percent and more, by where their memory
-lies.  So a start gives one ratio, the median of its rounds, and the starts are the sample: their
-mean on the log scale, with Student's interval.  One start has no interval.
+The ratio of a round has the noise of the machine, and all rounds of a start share a bias of its
+processes: two processes of one model differ by a percent and more, because of the addresses of
+their memory.  So a start gives one ratio, the median of its rounds, and the starts are the sample:
+their mean on the log scale, with Student's interval.  One start has no interval.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,21 +12,21 @@ from math import ceil, exp, log, log10, sqrt
 from statistics import fmean, median, stdev
 from typing import Any
 
-from attnres_serve.bench.workload import PHASES, Cell
+from attnres_serve.bench.workload import PHASES, Case
 from attnres_serve.errors import SettingError
 
 ONE_START = "one start has no interval: two starts of one model differ by a percent and more"
-LUCK = 0.02  # of one pair of processes, about; it was 1.1 to 3.7 % on machines that were looked at
+BIAS = 0.02  # approximate bias of a pair of processes; 1.1 to 3.7 % on the measured machines
 
 
 @dataclass
 class Samples:
-    """Times of one engine in one cell of one start, in seconds.
+    """The times of one engine in one case of one start, in seconds.
 
     Attributes:
-        turns: of each round one figure for each turn: of prefill the time to the first token, of
-            decode the median step of a slice, so that a hiccup of the machine does not count,
-            divided by the tokens that a step of the round gave to a sequence.
+        turns: for each round one figure for each turn: in prefill the time to the first token; in
+            decode the median step of a slice, which ignores hiccups of the machine, divided by the
+            tokens per sequence of a step of the round.
         times: every time to the first token of prefill, or every timed step of decode, which is
             the inter-token latency of its sequences.
     """
@@ -45,14 +45,14 @@ class Samples:
         return [median(paired_ratios(turns, others)) for turns, others in pairs]
 
 
-Results = dict[Cell, dict[str, Samples]]  # of one start, by engine
+Results = dict[Case, dict[str, Samples]]  # of one start, by case and engine
 
 
 def paired_ratios(times: Sequence[float], baseline: Sequence[float]) -> list[float]:
-    """The ratio of each time to the baseline's of the same turn.
+    """The ratio of each time to the baseline's in the same turn.
 
     Raises:
-        ValueError: there are not as many.
+        ValueError: the numbers of times differ.
         SettingError: a time is not positive.
     """
     if min(*times, *baseline) <= 0:
@@ -72,8 +72,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def student(freedom: int, probability: float = 0.95) -> float:
-    """The bound below which the absolute value of Student's t is with a probability."""
-    import numpy as np  # a quarter of a second, which a refused command does without
+    """The quantile of the absolute value of Student's t for a probability."""
+    import numpy as np  # takes a quarter of a second, which a refused command does not need
 
     angles = np.linspace(0, np.pi / 2, 10_001)
     density = np.cos(angles) ** (freedom - 1)  # of the angle whose tangent is t / sqrt(freedom)
@@ -82,7 +82,7 @@ def student(freedom: int, probability: float = 0.95) -> float:
 
 
 def summary(starts: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The ratio and its interval, of the ratios of every round of every start."""
+    """The ratio and its interval from the ratios of every round of every start."""
     each = [median(rounds) for rounds in starts]
     if len(each) == 1:
         no_interval = {"ci95": None, "includes_1": None, "no_interval": ONE_START}
@@ -98,29 +98,30 @@ def summary(starts: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def overheads(results: Sequence[Results], name: str, baseline: str) -> dict[str, dict[str, Any]]:
-    """A summary for each phase that was measured: in every round the geometric mean of its cells.
+    """A summary for each measured phase: in every round the geometric mean of its cases.
 
-    The cells' ratios, which belong to one round, are averaged before the interval is taken, so that
-    it knows what they have in common.
+    The ratios of the cases in a round are averaged before the interval is computed, so that it
+    includes their correlation.
     """
-    found: dict[str, dict[str, Any]] = {}
+    by_phase: dict[str, dict[str, Any]] = {}
     for phase in PHASES:
         starts = []
         for start in results:
-            cells = [engines for cell, engines in start.items() if cell.phase == phase]
-            ratios = [engines[name].ratios(engines[baseline]) for engines in cells]
+            cases = [engines for case, engines in start.items() if case.phase == phase]
+            ratios = [engines[name].ratios(engines[baseline]) for engines in cases]
             starts.append([geometric_mean(one) for one in zip(*ratios, strict=True)])
         if starts[0]:
-            found[phase] = summary(starts)
-    return found
+            by_phase[phase] = summary(starts)
+    return by_phase
 
 
-def told(found: Mapping[str, Any], digits: int | None = None) -> str:
-    """A ratio and its interval with so many decimals, or with those that are to be believed."""
-    low, high = found["ci95"] or [found["ratio"]] * 2
+def ratio_text(summary: Mapping[str, Any], digits: int | None = None) -> str:
+    """A ratio and its interval, by default with the significant decimals."""
+    low, high = summary["ci95"] or [summary["ratio"]] * 2
     if digits is None:
-        reach = (high - low) / 2 / found["ratio"] if found["ci95"] else LUCK  # about, as a share
+        # Approximately, relative.
+        reach = (high - low) / 2 / summary["ratio"] if summary["ci95"] else BIAS
         digits = max(1, min(3, ceil(-log10(reach)))) if reach > 0 else 3
-    if not found["ci95"]:
-        return f"{found['ratio']:.{digits}f} (one start)"
-    return f"{found['ratio']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    if not summary["ci95"]:
+        return f"{summary['ratio']:.{digits}f} (one start)"
+    return f"{summary['ratio']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

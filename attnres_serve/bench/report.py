@@ -1,25 +1,25 @@
-"""A measurement for a person, in 80 columns: the ratios, the times, and what was measured."""
+"""The report of a measurement in 80 columns: the ratios, the times, and the configuration."""
 
 import textwrap
 from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from attnres_serve.bench.ratios import told
+from attnres_serve.bench.ratios import ratio_text
 from attnres_serve.bench.session import EVIDENCE, TIMES
-from attnres_serve.bench.workload import PERCENTILES, cell_of
+from attnres_serve.bench.workload import PERCENTILES, case_of
 
 COLUMNS = 80
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The document for a person."""
+    """The document as text."""
     config, hardware = document["config"], document["hardware"]
     starts, minutes = config["starts"], document["took_s"] / 60
     lines = [
-        f"{told(found):26}{TIMES[phase]} in {phase}"
-        + ("; 1 is in the interval" if found["includes_1"] else "")
-        for phase, found in document["overhead"].items()
+        f"{ratio_text(overhead):26}{TIMES[phase]} in {phase}"
+        + ("; 1 is in the interval" if overhead["includes_1"] else "")
+        for phase, overhead in document["overhead"].items()
     ]
     drafts = document["drafts"]
     compared = "With drafts to without" if drafts else "AttnRes to standard residuals"
@@ -32,7 +32,7 @@ def render(document: Mapping[str, Any]) -> str:
             f"accepted: {places} % by place in a draft."
         )
     if starts == 1:
-        lines += _wrapped("No evidence: two starts of one model differ by a percent and more.")
+        lines += _wrapped("A rough estimate: two starts of one model differ by a percent and more.")
     if document["evidence_s"]:
         needed = ceil(document["evidence_s"] / 60)
         lines += _wrapped(
@@ -75,25 +75,25 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def tables(document: Mapping[str, Any]) -> str:
-    """The ratio of every cell, then the times of every engine."""
+    """The ratio of every case, then the times of every engine."""
     engines = document["cells"][0]["engines"].values()
     several = len(engines) > 2
-    # The percentiles of one start, of some dozens of times, say little.
+    # The percentiles of one start are of too few times.
     is_single = all(len(times.get("start_ratios", "1")) == 1 for times in engines)
     percentiles = [f"p{percent}" for percent in PERCENTILES[: 1 if is_single else None]]
     lines = []
     for row in document["cells"]:
         for name, times in row["engines"].items():
             if "ratio" in times:
-                lines.append(f"{told(times):26}{cell_of(row).label}{f', {name}' * several}")
+                lines.append(f"{ratio_text(times):26}{case_of(row).label}{f', {name}' * several}")
     for phase, key in (("prefill", "ttft_s"), ("decode", "itl_s")):
         rows = [row for row in document["cells"] if row["phase"] == phase]
         if rows:
-            head = f"{key[:-2].upper() + ', ms':30}{'engine':12}"
-            head += "".join(f"{percentile:>9}" for percentile in percentiles)
-            lines += ["", f"{head}{'tokens/s':>11}"]
+            header = f"{key[:-2].upper() + ', ms':30}{'engine':12}"
+            header += "".join(f"{percentile:>9}" for percentile in percentiles)
+            lines += ["", f"{header}{'tokens/s':>11}"]
         for row in rows:
-            label = cell_of(row).label
+            label = case_of(row).label
             for name, times in row["engines"].items():
                 each = "".join(f"{1e3 * times[key][which]:9.2f}" for which in percentiles)
                 lines.append(f"{label:30}{name:12}{each}{times['tokens_per_s']:11.1f}")

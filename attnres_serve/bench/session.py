@@ -1,4 +1,4 @@
-"""Contenders started, measured and stopped, as often as the measurement has starts."""
+"""A session: engines are started, measured and stopped, once for each start."""
 
 import tempfile
 import time
@@ -11,28 +11,28 @@ from typing import Any
 
 from attnres_serve import output
 from attnres_serve.bench.measure import DISCARDED, Rounds, check_ran, measure, order
-from attnres_serve.bench.process import Contender, Engine, running
-from attnres_serve.bench.ratios import Results, overheads, told
-from attnres_serve.bench.workload import Cell
+from attnres_serve.bench.process import Engine, EngineSpec, running
+from attnres_serve.bench.ratios import Results, overheads, ratio_text
+from attnres_serve.bench.workload import Case
 from attnres_serve.compat import device
 
 MARGIN = 1.1  # of an estimate: starts of one measurement differ by some percent
-EVIDENCE = 3  # starts, of which an interval says something
-AGAIN = 0.4  # share of the seconds of a start that compiled, before it measures, for a later one
-BAR = "{desc} |{bar}| {remaining}{postfix}"  # leaves room for both ratios in 80 columns
-TIMES = {"prefill": "TTFT", "decode": "TPOT"}  # what a ratio of a phase is of
+EVIDENCE = 3  # starts from which an interval is meaningful
+AGAIN = 0.4  # time of a later start before it measures, as a share of a start that compiles
+BAR = "{desc} |{bar}| {remaining}{postfix}"  # leaves space for both ratios in 80 columns
+TIMES = {"prefill": "TTFT", "decode": "TPOT"}  # the time that is compared, by phase
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a session.
+    """The results of a session.
 
     Attributes:
-        facts: of every start what each engine says of itself at the end (``engine.Bench.facts``).
-        results: of every start the samples by cell and engine.
+        facts: for every start the facts of each engine at its end (``engine.Bench.facts``).
+        results: for every start the samples by case and engine.
         took_s: seconds of all starts together.
-        rounds: of each start.
-        evidence_s: about how many seconds ``EVIDENCE`` starts take, where there were fewer.
+        rounds: the rounds of each start.
+        evidence_s: estimated seconds of ``EVIDENCE`` starts, if there were fewer.
     """
 
     facts: list[dict[str, dict[str, Any]]]
@@ -48,38 +48,38 @@ class Outcome:
 
 
 def run(
-    contenders: Sequence[Contender],
-    cells: Sequence[Cell],
+    specs: Sequence[EngineSpec],
+    cases: Sequence[Case],
     starts: int,
     rounds: int,
     budget: float = inf,
-    draw: Callable[[Cell, int], list[list[int]]] | None = None,
+    draw: Callable[[Case, int], list[list[int]]] | None = None,
     caches: Path | None = None,
 ) -> Outcome:
-    """Start every contender, ask them in turn, and stop them, again and again.
+    """Start all engines, measure them in turn, and stop them, once for each start.
 
-    A terminal shows a bar with the ratios and their intervals of the starts so far.  Where the
-    budget has no room for ``EVIDENCE`` starts of so many rounds, there are fewer rounds.
+    A terminal shows a bar with the ratios and their intervals so far.  If the budget is too small
+    for ``EVIDENCE`` starts of this many rounds, there are fewer rounds.
 
     Args:
-        contenders: the first is the baseline.
-        cells: what to ask for.
-        starts: as many as there is time for; the first is always finished.
-        rounds: of each start, at most, beside those discarded.
-        budget: seconds that no start but the first may overrun, by the longest so far.
-        draw: as of ``measure``.
-        caches: the folder for compiled code, which stays; None for one of this session.
+        specs: the engines; the first is the baseline.
+        cases: the cases to measure.
+        starts: the maximum number of starts; the first is always finished.
+        rounds: the maximum number of counted rounds of each start.
+        budget: seconds that only the first start may exceed, estimated by the longest so far.
+        draw: see ``measure``.
+        caches: the folder for compiled code, which is kept; None for a temporary one.
 
     Raises:
-        SettingError: an engine does not start, ends, or is not what it should be.
+        SettingError: an engine does not start, ends, or does not run as expected.
     """
-    turns = sum(cell.turns for cell in cells)
+    turns = sum(case.turns for case in cases)
     plan = Rounds(DISCARDED, rounds)
     needed = min(EVIDENCE, starts)
     evidence_s = inf
     saved_s = 0.0
     results: list[Results] = []
-    told_of: list[dict[str, dict[str, Any]]] = []
+    facts: list[dict[str, dict[str, Any]]] = []
     took: list[float] = []
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -89,80 +89,82 @@ def run(
             if number and sum(took) + MARGIN * max(took[1:] or [took[0] - saved_s]) > budget:
                 break
             begin = time.monotonic()
-            bar.total = starts * len(contenders) * (1 + turns * sum(plan))
+            bar.total = starts * len(specs) * (1 + turns * sum(plan))
             with ExitStack() as stack:
-                said = f"start {number + 1}/{starts}"
-                # In another order each time: the first finds other free memory than the last.
-                turn, folder = order(contenders, number), caches or Path(scratch)
-                named = _start(stack, turn, folder, bar, said)
-                if _is_mixed(named.values()):  # one had compiled before, by an interrupted session
+                label = f"start {number + 1}/{starts}"
+                # In another order each time: the first engine starts with more free memory.
+                turn, folder = order(specs, number), caches or Path(scratch)
+                named = _start(stack, turn, folder, bar, label)
+                if _is_mixed(named.values()):  # an interrupted session had compiled for one of them
                     stack.close()
-                    named = _start(stack, turn, folder, bar, said)
-                _tell(bar, said, f", {sum(plan)} rounds")
-                engines = [named[contender.name] for contender in contenders]
+                    named = _start(stack, turn, folder, bar, label)
+                _tell(bar, label, f", {sum(plan)} rounds")
+                engines = [named[spec.name] for spec in specs]
                 started_s = time.monotonic() - begin
                 if not number and not engines[0].at_start["alike"]["code_loaded"]:
-                    saved_s = (1 - AGAIN) * started_s  # no later one compiles
+                    saved_s = (1 - AGAIN) * started_s  # later starts do not compile
                 starts_s = (started_s, *[started_s - saved_s] * (needed - 1))
 
                 def fit(round_s: float, starts_s: Sequence[float] = starts_s) -> Rounds:
                     nonlocal plan, evidence_s
-                    found = fitted(starts_s, round_s, plan, budget)
-                    if found != plan:
-                        _tell(bar, f"{found.counted} rounds of {round_s:.0f} s, for the budget")
-                    plan, evidence_s = found, seconds(starts_s, round_s, found)
+                    fitted_plan = fitted(starts_s, round_s, plan, budget)
+                    if fitted_plan != plan:
+                        _tell(
+                            bar, f"{fitted_plan.counted} rounds of {round_s:.0f} s, for the budget"
+                        )
+                    plan, evidence_s = fitted_plan, seconds(starts_s, round_s, fitted_plan)
                     return plan
 
-                fits = None if number else fit  # all starts have as many
-                results.append(measure(engines, cells, plan, number, bar.update, draw, fits))
-                told_of.append({engine.name: engine.ask("facts") for engine in engines})
+                fits = None if number else fit  # all starts have the same rounds
+                results.append(measure(engines, cases, plan, number, bar.update, draw, fits))
+                facts.append({engine.name: engine.ask("facts") for engine in engines})
                 for engine in engines:
-                    check_ran(engine, told_of[-1][engine.name])
+                    check_ran(engine, facts[-1][engine.name])
             took.append(time.monotonic() - begin)
-            bar.set_postfix_str(_so_far(results, contenders))
+            bar.set_postfix_str(_so_far(results, specs))
     missing = len(results) < needed
-    return Outcome(told_of, results, sum(took), plan, evidence_s if missing else None)
+    return Outcome(facts, results, sum(took), plan, evidence_s if missing else None)
 
 
 def _start(
-    stack: ExitStack, contenders: Sequence[Contender], folder: Path, bar: Any, said: str
+    stack: ExitStack, specs: Sequence[EngineSpec], folder: Path, bar: Any, label: str
 ) -> dict[str, Engine]:
-    """Engines that run, by their names; the stack stops them."""
+    """Running engines by name; the stack stops them."""
     named = {}
-    for contender in contenders:
-        _tell(bar, f"{said}, {contender.name}")
-        engine = named[contender.name] = stack.enter_context(running(contender, folder))
-        if not device.is_cpu():  # each measures the memory that is free
+    for spec in specs:
+        _tell(bar, f"{label}, {spec.name}")
+        engine = named[spec.name] = stack.enter_context(running(spec, folder))
+        if not device.is_cpu():  # each measures the free memory
             engine.wait()
-    for engine in named.values():  # on a CPU they start side by side
+    for engine in named.values():  # on a CPU they start concurrently
         engine.wait()
         bar.update()
     return named
 
 
 def _is_mixed(engines: Iterable[Engine]) -> bool:
-    """Whether some loaded compiled code and others compiled it, which need not be as fast."""
+    """Whether some engines loaded compiled code and others compiled it; the speed may differ."""
     return len({engine.at_start["alike"]["code_loaded"] for engine in engines}) > 1
 
 
 def seconds(starts_s: Sequence[float], round_s: float, rounds: Rounds) -> float:
-    """About how long starts take together, with ``MARGIN``: as much as they are given.
+    """The estimated seconds of all starts, with ``MARGIN``.
 
     Args:
-        starts_s: what each takes before its first round.
-        round_s: of a round.
-        rounds: of a start.
+        starts_s: the seconds of each start before its first round.
+        round_s: the seconds of a round.
+        rounds: the rounds of a start.
     """
     return MARGIN * (sum(starts_s) + len(starts_s) * sum(rounds) * round_s)
 
 
 def fitted(starts_s: Sequence[float], round_s: float, most: Rounds, budget: float) -> Rounds:
-    """The most rounds with which starts fit into a budget; one of each kind if none does.
+    """The most rounds with which starts fit into a budget; at least one of each kind.
 
     Args:
-        starts_s, round_s: as of ``seconds``.
-        most: rounds that there may be.
-        budget: seconds for all.
+        starts_s, round_s: see ``seconds``.
+        most: the maximum rounds.
+        budget: seconds for all starts.
     """
     plans = [Rounds(most.discarded, counted) for counted in range(most.counted, 0, -1)]
     for plan in plans:
@@ -172,12 +174,12 @@ def fitted(starts_s: Sequence[float], round_s: float, most: Rounds, budget: floa
 
 
 def _tell(bar: Any, what: str, more: str = "") -> None:
-    """Show on a terminal what is done, and write it elsewhere, with ``more``."""
+    """Show the current step on a terminal; otherwise write it, with ``more``."""
     bar.set_description_str(what + (more if bar.disable else ""))
 
 
-def _so_far(results: Sequence[Results], contenders: Sequence[Contender]) -> str:
+def _so_far(results: Sequence[Results], specs: Sequence[EngineSpec]) -> str:
     """The ratios and their intervals."""
-    baseline, *others = (contender.name for contender in contenders)
+    baseline, *others = (spec.name for spec in specs)
     ratios = (overheads(results, name, baseline) for name in others)
-    return ", ".join(f"{TIMES[key]} {told(one[key])}" for one in ratios for key in one)
+    return ", ".join(f"{TIMES[key]} {ratio_text(one[key])}" for one in ratios for key in one)

@@ -1,26 +1,26 @@
 """Prompts that a model can continue: parts of the text of Python's standard library.
 
-How many drafts are accepted is a matter of the text, and random tokens are none.
+The number of accepted drafts depends on the text, and random tokens are no text.
 """
 
 import random
 import sysconfig
 from pathlib import Path
 
-from attnres_serve.bench.workload import Cell
+from attnres_serve.bench.workload import Case
 from attnres_serve.checkpoints import tokenizer
 
-MOST = 2**20  # characters, which take about a second
+MOST = 2**20  # characters; tokenizing them takes about a second
 
 
 class Text:
-    """A text in tokens of a checkpoint's.
+    """A text as token ids of a checkpoint.
 
     Args:
-        folder: of the checkpoint, read for its tokenizer.
+        folder: the checkpoint, for its tokenizer.
 
     Raises:
-        CheckpointError: it has none.
+        CheckpointError: it has no tokenizer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,9 +30,9 @@ class Text:
         self.opening = encode("").input_ids
         self.tokens = encode(text, add_special_tokens=False, verbose=False).input_ids
 
-    def draw(self, cell: Cell, number: int) -> list[list[int]]:
-        """The prompts of a cell's turn ``number``, which are equal for all engines."""
-        chosen = random.Random(f"{number} {cell}")
-        length = cell.context - len(self.opening)
-        begins = (chosen.randrange(len(self.tokens) - length) for _ in range(cell.batch))
+    def draw(self, case: Case, number: int) -> list[list[int]]:
+        """The prompts of a case's turn ``number``, which are equal for all engines."""
+        chosen = random.Random(f"{number} {case}")
+        length = case.context - len(self.opening)
+        begins = (chosen.randrange(len(self.tokens) - length) for _ in range(case.batch))
         return [self.opening + self.tokens[begin : begin + length] for begin in begins]

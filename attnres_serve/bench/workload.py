@@ -1,4 +1,4 @@
-"""Cells of equal requests, with prompts that no engine has seen before."""
+"""Cases of equal requests, with new prompts in every turn."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -10,27 +10,26 @@ from attnres_serve.errors import SettingError
 PHASES = ("prefill", "decode")
 PROMPT_LENGTHS = (128, 512)
 BATCHES = (1, 8)
-STARTS = 4  # an even number: every engine is started before another as often as behind it
+STARTS = 4  # an even number: every engine starts equally often before and after another
 ROUNDS = 4  # of each start
 ROUNDS_OF_ONE = 8  # of a single start
-QUICK_ROUNDS = 1  # of a trial, which starts for longer than it measures
+QUICK_ROUNDS = 1  # of a quick run, whose start takes longer than its measurement
 PERCENTILES = (50, 90, 99)
-PREFILLS = 5  # in one round: each is short, and their median is steadier than one of them
-SLICE = 6  # timed steps of decode that an engine takes before the next one is asked
+PREFILLS = 5  # in one round: each is short, and their median is steadier than a single one
+SLICE = 6  # timed steps of decode of an engine before the next engine's turn
 STEPS, QUICK_STEPS = 8 * SLICE, 3 * SLICE
-UNTIMED = 2  # steps at the beginning of a slice: the other engine has had the caches
+UNTIMED = 2  # steps at the beginning of a slice: the other engine has evicted the caches
 
 
 @dataclass(frozen=True)
-class Cell:
+class Case:
     """One kind of work.
 
     Attributes:
-        phase: prefill, one prompt and its first token, or decode, one token of each sequence after
-            the other.
-        batch: sequences that run together.
+        phase: ``prefill``, a prompt and its first token, or ``decode``, the tokens after it.
+        batch: number of sequences that run together.
         context: tokens of each prompt.
-        steps: timed steps, whole slices of them; 0 in prefill.
+        steps: timed steps, a multiple of ``SLICE``; 0 in prefill.
     """
 
     phase: str
@@ -40,16 +39,16 @@ class Cell:
 
     @property
     def turns(self) -> int:
-        """Number of times that every engine is given prompts in one round."""
+        """The number of times that every engine gets prompts in one round."""
         return PREFILLS if self.phase == "prefill" else 1
 
     @property
     def slices(self) -> list[int]:
-        """The timed steps of each slice of a round, none in prefill."""
+        """The timed steps of each slice of a round; empty in prefill."""
         return [SLICE] * (self.steps // SLICE)
 
     def max_tokens(self, drafts: int = 0) -> int:
-        """The most tokens of an answer, where each step adds up to so many drafted ones."""
+        """The maximum number of generated tokens, if each step adds up to so many drafted ones."""
         return 1 + (1 + drafts) * len(self.slices) * (UNTIMED + SLICE)
 
     @property
@@ -59,40 +58,40 @@ class Cell:
         return f"decode, batch {self.batch}, context {self.context}"
 
 
-# The request before others, because the other engine has had the caches: prompt and answer.
-WARM, WARM_TOKENS = Cell("decode", 1, 16, 0), 4
+# A first request, because the other engine has evicted the caches, and its number of new tokens.
+WARM, WARM_TOKENS = Case("decode", 1, 16, 0), 4
 
 
 def rounds_of(starts: int) -> int:
-    """The usual rounds of each of so many starts."""
+    """The default number of rounds of each of so many starts."""
     return ROUNDS if starts > 1 else ROUNDS_OF_ONE
 
 
-def cell_of(row: Mapping[str, Any]) -> Cell:
-    """The cell that a row of a document is of."""
-    return Cell(row["phase"], row["batch"], row["context"], row["steps"])
+def case_of(row: Mapping[str, Any]) -> Case:
+    """The case of a row of a document."""
+    return Case(row["phase"], row["batch"], row["context"], row["steps"])
 
 
-def make_cells(
+def make_cases(
     longest: int,
     prompt_lengths: Sequence[int] | None,
     batches: Sequence[int],
     steps: int,
     drafts: int = 0,
-) -> list[Cell]:
-    """The cells of a run: prefill of every length, and decode of every batch behind the first.
+) -> list[Case]:
+    """The cases of a run: prefill of every length, and decode of every batch at the first length.
 
     Args:
-        longest: tokens that prompt and answer may have together.
-        prompt_lengths: None for the usual ones, shortened if need be.
-        batches: sequences that decode together.
-        steps: timed steps of a decode cell.
-        drafts: tokens that are drafted for a step.
+        longest: maximum tokens of prompt and generated text together.
+        prompt_lengths: None for the default lengths, shortened if necessary.
+        batches: numbers of sequences that decode together.
+        steps: timed steps of a decode case.
+        drafts: number of tokens drafted for a step.
 
     Raises:
         SettingError: a number is out of its range.
     """
-    most = longest - Cell("decode", 1, 0, steps).max_tokens(drafts)
+    most = longest - Case("decode", 1, 0, steps).max_tokens(drafts)
     if most < WARM.context:
         raise SettingError(
             f"prompt and answer have room for {longest} tokens together; expected at least "
@@ -103,12 +102,12 @@ def make_cells(
         for value in values:
             if not 1 <= value <= limit:
                 raise SettingError(f"{flag} has {value}; expected 1 to {limit} here.")
-    cells = [Cell("prefill", 1, length, 0) for length in lengths]
-    cells += [Cell("decode", batch, lengths[0], steps) for batch in batches]
-    return list(dict.fromkeys(cells))
+    cases = [Case("prefill", 1, length, 0) for length in lengths]
+    cases += [Case("decode", batch, lengths[0], steps) for batch in batches]
+    return list(dict.fromkeys(cases))
 
 
-def draw_prompts(vocabulary: int, cell: Cell, number: int) -> list[list[int]]:
-    """The prompts of a cell's turn ``number``: new in every turn, equal for all engines."""
-    draw = random.Random(f"{cell} {number}")
-    return [draw.choices(range(vocabulary), k=cell.context) for _ in range(cell.batch)]
+def draw_prompts(vocabulary: int, case: Case, number: int) -> list[list[int]]:
+    """The prompts of a case's turn ``number``: new in every turn, equal for all engines."""
+    draw = random.Random(f"{case} {number}")
+    return [draw.choices(range(vocabulary), k=case.context) for _ in range(case.batch)]

@@ -84,9 +84,9 @@ def build_parser() -> argparse.ArgumentParser:
     judge = add(
         "check",
         help="say what would be served, or why not",
-        description="Judge a checkpoint by its config.json and the headers of its safetensors "
-        "files, and whether it has what a server needs, as `serve` does. Exit status: 0 it can be "
-        "served, 1 it cannot.",
+        description="Validate a checkpoint from its config.json and the headers of its safetensors "
+        "files, and check that it has what a server needs, as `serve` does. Exit status: 0 it can "
+        "be served, 1 it cannot.",
         epilog=examples("check path/to/checkpoint", "check path/to/checkpoint --json"),
     )
     judge.add_argument(

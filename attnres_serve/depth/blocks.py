@@ -1,10 +1,10 @@
-"""Blocks as a person reads them: their size, and what is seldom meant."""
+"""Block sizes in words, and notes on unusual ones."""
 
 from attnres_serve.depth.spec import AttnResSpec
 
 
 def size(spec: AttnResSpec) -> str:
-    """The size of blocks in words, for example ``4 sublayers (2 layers) a block``."""
+    """Block sizes in words, for example ``4 sublayers (2 layers) a block``."""
     sizes = _sizes(spec)
     if len({*sizes[:-1]}) > 1 or sizes[-1] > sizes[0]:
         return f"from {min(sizes)} to {max(sizes)} sublayers a block"
@@ -16,21 +16,21 @@ def size(spec: AttnResSpec) -> str:
 
 
 def notes(spec: AttnResSpec) -> list[str]:
-    """What is served as it is stated, but is seldom meant; a sentence for each."""
+    """Sentences about valid but unusual block sizes."""
     if spec.is_full:
         return []
-    sizes, found = _sizes(spec), []
+    sizes, sentences = _sizes(spec), []
     if len(sizes) == 1:
-        found.append(
+        sentences.append(
             f"one block holds all {spec.num_sublayers} sublayers; is the stated size too large?"
         )
     starts = {*spec.layout.layer_starts}
     if inside := [start for start in spec.first_sublayers if start not in starts]:
-        found.append(
+        sentences.append(
             f"blocks begin in the middle of layers, at {_listed(inside)}; sizes in sublayers are "
             "usually even"
         )
-    return found
+    return sentences
 
 
 def _sizes(spec: AttnResSpec) -> list[int]:

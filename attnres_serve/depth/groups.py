@@ -1,11 +1,11 @@
-"""Which sites share a phase 1, chosen by the bytes they move.
+"""Groups of sites that share a phase 1, chosen by the bytes they move.
 
 In vectors of ``T x d`` elements, a group of ``S`` sites whose first has ``n`` finished blocks moves
 ``(S - 1) (n - 2)`` vectors fewer than as many single passes: each later site reads one answer
 instead of ``n`` blocks, and that answer has to be written first (docs/measure/bytes.md).  Blocks
-that end inside the group are read by the later sites one by one.  So the sites of a block are
-one group (none where the embedding is all that is finished, as they would only lose), and those of
-several blocks where these are short and many: in Full AttnRes, where every sublayer is a block, a
+that end inside the group are read by the later sites one by one.  So the sites of one block form a
+group, except in the first block, where only the embedding is finished and a group would move more.
+Several short blocks form one group together: in Full AttnRes, where every sublayer is a block, a
 stage of ``L`` sublayers costs far less than ``L`` vectors a site.
 """
 
@@ -14,10 +14,10 @@ from itertools import groupby, pairwise
 
 from attnres_serve.depth.sites import Site
 
-# What the answers of a group may take; where a group follows another, both are kept for a moment.
-# Memory that the KV cache does not get; and a block of 24 sites in five groups still saves 19 of
-# the 23 readings of its finished blocks.  The last block of an 8B with eight, which has the final
-# site as well, is one group in steps of 8192 tokens.
+# Memory for the phase-1 answers of a group.  Two groups in a row both hold theirs for a moment.
+# The KV cache loses this memory.  A block of 24 sites in five groups still saves 19 of the 23
+# reads of its finished blocks.  The last block of an 8B model with eight blocks, with the final
+# site, is one group in steps of 8192 tokens.
 SCRATCH_BYTES = 640 << 20
 
 Group = tuple[Site, ...]
@@ -27,12 +27,12 @@ def phase_1_groups(sites: Sequence[Site], most: int) -> list[Group]:
     """The groups of a pipeline stage's sites that move the fewest bytes.
 
     Args:
-        sites: those of the stage that mix, in the order in which they run.
-        most: sites that a group may have, at least 1, see ``most_sites``.
+        sites: the mixing sites of the stage, in the order in which they run.
+        most: the maximum sites of a group, at least 1, see ``most_sites``.
 
     Returns:
-        The groups, all sites in order.  Those of a block stay together unless they are more than
-        ``most`` or in the first block.
+        The groups, all sites in order.  The sites of a block stay together, except in the first
+        block and where they are more than ``most``.
     """
     units = [
         unit
@@ -56,14 +56,15 @@ def phase_1_groups(sites: Sequence[Site], most: int) -> list[Group]:
 
 
 def most_sites(tokens: int, hidden: int, itemsize: int, in_place: bool) -> int:
-    """Sites of a group whose answers fit into ``SCRATCH_BYTES``; 1 where none does.
+    """The maximum sites of a group whose answers fit into ``SCRATCH_BYTES``, at least 1.
 
     Args:
-        tokens: the most that a worker has of one step.
+        tokens: the maximum tokens of one step on a worker.
         hidden: hidden size.
         itemsize: bytes of an element of an activation.
-        in_place: of the backend.  On a bank the first site needs no answer, and the others' are in
-            the activation dtype; on separate tensors every site has one, in float32.
+        in_place: whether the backend works on a bank.  Then the first site needs no answer, and the
+            other answers have the activation dtype.  On separate tensors every site has an answer,
+            in float32.
     """
     if in_place:
         return 1 + SCRATCH_BYTES // (tokens * hidden * itemsize)
@@ -71,7 +72,7 @@ def most_sites(tokens: int, hidden: int, itemsize: int, in_place: bool) -> int:
 
 
 def _cut(block: Group, most: int) -> list[Group]:
-    """A block in as few pieces as possible, of about one size."""
+    """A block in as few pieces as possible, of about equal size."""
     pieces = -(-len(block) // most)
     ends = [len(block) * piece // pieces for piece in range(pieces + 1)]
     return [block[begin:end] for begin, end in pairwise(ends)]

@@ -1,7 +1,7 @@
 """The layout of a decoder: its sublayers in the order in which they run, and the norms before them.
 
-Most decoders have an attention and an MLP in every layer.  A layout also describes those whose
-layers have one sublayer or three, or norms and kinds of other names.
+Most decoders have an attention and an MLP in every layer.  A layout can also describe layers with
+one sublayer or three, and other names of norms and kinds.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from typing import Any
 
 from attnres_serve.errors import CheckpointError
 
-MAX_LAYERS = 10_000  # no model has as many; a damaged config must not fill the memory
-ONE = "mixer"  # kind of the sublayer where a layer has one alone, whatever it computes
+MAX_LAYERS = 10_000  # more than any model has; a damaged config must not fill the memory
+ONE = "mixer"  # kind of the only sublayer of a layer, whatever it computes
 FINAL = "final"  # kind of the site before the head
 # Kind of every sublayer of a layer, and the name of the norm before it.
 COMMON = (("attention", "input_layernorm"), ("mlp", "post_attention_layernorm"))
@@ -24,9 +24,9 @@ class Sublayer:
     """One sublayer.
 
     Attributes:
-        layer: the layer that it belongs to, counted from 0.
+        layer: its layer, counted from 0.
         kind: ``attention``, ``mlp`` or another name; unique within its layer.
-        norm: path of the norm before it below the decoder, for example
+        norm: path of the norm before it, relative to the decoder, for example
             ``layers.3.input_layernorm``.
     """
 
@@ -41,7 +41,7 @@ class Layout:
 
     Attributes:
         sublayers: in the order in which they run.
-        final_norm: path of the norm before the head below the decoder.
+        final_norm: path of the norm before the head, relative to the decoder.
 
     Raises:
         ValueError: a layer has two sublayers of one kind, whose tensors would have the same names.
@@ -58,7 +58,7 @@ class Layout:
     def of(
         cls, num_layers: Any, parts: Sequence[tuple[str, str]] = COMMON, final_norm: str = "norm"
     ) -> "Layout":
-        """A decoder whose layers are alike.
+        """The layout of a decoder with equal layers.
 
         Args:
             num_layers: ``num_hidden_layers`` of a config.json.
@@ -92,7 +92,7 @@ class Layout:
 
     @property
     def norms(self) -> list[str]:
-        """Paths of the norms before the sublayers, and of the one before the head."""
+        """Paths of the norms before the sublayers and before the head."""
         return [*(sublayer.norm for sublayer in self.sublayers), self.final_norm]
 
     @cached_property
@@ -111,16 +111,16 @@ class Layout:
         return {(one.layer, one.kind): index for index, one in enumerate(self.sublayers)}
 
     def find(self, layer: int, kind: str) -> int | None:
-        """The number of a layer's sublayer of a kind, None where the decoder has none."""
+        """The number of the sublayer of this layer and kind, or None."""
         return self._places.get((layer, kind))
 
     def site_name(self, index: int) -> str:
-        """How the site before sublayer ``index``, or the final one, is called for a person."""
+        """The readable name of the site before sublayer ``index``, or of the final site."""
         if index == self.num_sublayers:
             return site_name(FINAL, None)
         return site_name(self.sublayers[index].kind, self.sublayers[index].layer)
 
 
 def site_name(kind: str, layer: int | None) -> str:
-    """How a site is called where a person reads it, for example ``the attention of layer 3``."""
+    """The readable name of a site, for example ``the attention of layer 3``."""
     return "the final norm" if layer is None else f"the {_WORDS.get(kind, kind)} of layer {layer}"

@@ -1,6 +1,6 @@
-"""From a specification to its sites: what each one reads, and where blocks open.
+"""The sites of a specification: the sources of each site, and where blocks open.
 
-A site is a place where sources are mixed.  Site s feeds sublayer s; the final site, behind the
+A site is a place where sources are mixed.  Site s feeds sublayer s; the final site, after the
 last sublayer, feeds the last norm.  Site s receives the output of sublayer s-1, adds it to the
 running partial sum and, where a block starts, moves that sum to the finished blocks before it
 reads.  (The paper's "read, then close" exposes the same sources in the same order.)  In a
@@ -31,8 +31,8 @@ class Site:
         reads_partial: whether it reads a partial sum besides.
         mixes: False only for the final site of a model whose last norm reads the partial sum.
         cumulative: whether the partial sum goes on where a block opens.
-        tensors: the site under whose names its query and key norm are stored; itself unless
-            sites share them.
+        tensors: index of the site whose names its query and key norm are stored under; its index
+            unless sites share them.
     """
 
     index: int
@@ -52,13 +52,13 @@ class Site:
 
     @property
     def sources(self) -> list[str]:
-        """What its sources are called, in the order in which it reads them."""
+        """The names of its sources, in the order in which it reads them."""
         blocks = [f"block {number}" for number in range(1, self.num_blocks)]
         return ["embedding", *blocks, *([PARTIAL] if self.reads_partial else [])]
 
     @property
     def name(self) -> str:
-        """How a person calls it, for example ``the attention of layer 3``."""
+        """Its readable name, for example ``the attention of layer 3``."""
         return site_name(self.kind, self.layer)
 
 

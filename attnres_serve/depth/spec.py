@@ -12,7 +12,7 @@ from typing import Any
 from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import CheckpointError
 
-EDITS = "edits"  # key of those that the weights of a checkpoint have the effect of
+EDITS = "edits"  # key of the edits that were written into the weights of a checkpoint
 SHARED_QUERIES = ("layer", "block")
 
 
@@ -23,8 +23,8 @@ class AttnResSpec:
     Attributes:
         layout: the decoder's sublayers.
         block_starts: ascending sublayers at which a new block begins; the first is 0, so the
-            token embedding is always a finished block of its own.  A cumulative model with a final
-            mix may begin one behind its last sublayer: the final site then reads the sum and its
+            token embedding is always a finished block by itself.  A cumulative model with a final
+            mix may begin one after its last sublayer: the final site then reads the sum and its
             copy.
         key_norm_eps: epsilon of the RMSNorm over keys.
         final_mix: whether the last norm reads a mix of all sources; otherwise it reads the
@@ -34,12 +34,12 @@ class AttnResSpec:
         recency_bias: whether every site adds a learned scalar to the score of its last source,
             which is the partial sum or, where that has just begun anew, the last block.
         logit_scale: what the product of query and key is multiplied by (1/T for a temperature T).
-        shared_queries: "layer" or "block" where the sites of a layer, or of a block's sublayers,
-            share one query, key norm and bias; the final site always has its own.
+        shared_queries: "layer" or "block" if the sites of a layer, or of a block's sublayers,
+            share one query, key norm and bias; the final site never shares them.
         source_bias: whether every site adds a learned number to the score of each of its sources.
 
     Raises:
-        CheckpointError: when a value cannot describe a model.
+        CheckpointError: a value cannot describe a model.
     """
 
     layout: Layout
@@ -93,7 +93,7 @@ class AttnResSpec:
 
     @property
     def has_biases(self) -> bool:
-        """Whether sites add something learned to the scores of their sources."""
+        """Whether sites add learned numbers to the scores of their sources."""
         return self.recency_bias or self.source_bias
 
     @property
@@ -107,12 +107,12 @@ class AttnResSpec:
 
     @property
     def first_sublayers(self) -> tuple[int, ...]:
-        """The first sublayer of every block: its starts without one behind the last sublayer."""
+        """The first sublayer of every block: the starts up to the last sublayer."""
         return tuple(start for start in self.block_starts if start < self.num_sublayers)
 
     @property
     def is_full(self) -> bool:
-        """Full AttnRes: every sublayer is a block of its own."""
+        """Whether every sublayer is a block: Full AttnRes."""
         return self.num_blocks == self.num_sublayers
 
     @classmethod
@@ -176,7 +176,7 @@ class AttnResSpec:
         return cls(layout, tuple(starts), **options)
 
     def to_house(self) -> dict[str, Any]:
-        """The ``attn_res`` dictionary of the house format, without what is as usual."""
+        """The ``attn_res`` dictionary of the house format, without default values."""
         house = {
             field.name: getattr(self, field.name)
             for field in fields(self)

@@ -1,1 +1,1 @@
-"""Those who ask for traces: a client, Python, the command, and figures of the answers."""
+"""Clients of traces: over HTTP, in Python and as a command, with figures."""

@@ -1,4 +1,4 @@
-"""``attnres_serve.trace``: a trace by a server that runs, or by one that is started for it."""
+"""``attnres_serve.trace``: a trace from a running server, or from a temporary one."""
 
 import difflib
 import inspect
@@ -14,11 +14,11 @@ from attnres_serve import mistakes
 from attnres_serve.depth import edit_words
 from attnres_serve.depth import edits as edit_lists
 from attnres_serve.errors import SettingError
-from attnres_serve.lens import ask, own_server
+from attnres_serve.lens import ask, temporary_server
 from attnres_serve.lens.ask import Server
 from attnres_serve.lens.traced import Trace
 from attnres_serve.lens.vectors import Tensors, encoded
-from attnres_serve.tracing.question import Question
+from attnres_serve.tracing.options import TraceOptions
 
 
 def trace(
@@ -40,32 +40,34 @@ def trace(
     """Trace depth attention: weights, RMS of the sources and entropy at every site.
 
     Args:
-        model_or_url: the address of a server that runs; or a checkpoint, for which a server is
-            started and stopped again: its folder, or a Hugging Face model id.
+        model_or_url: the address of a running server; or a checkpoint (a folder or a Hugging Face
+            model id), for which a temporary server is started.
         prompt: text or token ids.
-        max_tokens: greedy tokens of an answer, which are traced as well.
-        sites: indices; None for all that mix.
-        tokens: positions in prompt and answer, or ``{"start": ..., "end": ...}`` without the end;
-            None for all.
-        edits: changes of what sites read: each as ``--edit`` of the command takes it, or as the
-            server's route does.  ``replace`` is an array ``[d]``, or ``[T, d]`` of its tokens.
-        logprobs: how many of the most probable tokens are named behind every token.
-        lens: how many are named where each mix and each sum is read by the last norm and head.
-        vectors: whether the trace has those of sources, mixes and sublayers.
-        key: of the server; None for the one in OPENAI_API_KEY, if there is one.
-        max_model_len: longest sequence of the server that is started; None for the model's own.
-        verbose: whether to show what that server writes.
-        engine: further flags of that server, which are those of vLLM and of ``serve``, such as
+        max_tokens: number of greedy tokens to generate and trace as well.
+        sites: indices; None for all sites that mix.
+        tokens: positions in prompt and generated text, or ``{"start": ..., "end": ...}`` without
+            the end; None for all.
+        edits: edits of what sites read, each as text, like ``--edit`` of the command, or as an
+            object, like in the server's route.  ``replace`` is an array ``[d]``, or ``[T, d]`` for
+            its tokens.
+        logprobs: number of the most probable next tokens to return for every token.
+        lens: number of the most probable tokens to return for each mix and each sum, read through
+            the last norm and the head.
+        vectors: whether to return the vectors of sources, mixes and sublayers.
+        key: API key of the server; None for the variable OPENAI_API_KEY, if it is set.
+        max_model_len: longest sequence of the temporary server; None for the model's default.
+        verbose: whether to show the output of that server.
+        engine: further flags of that server, of vLLM or of ``serve``, such as
             ``dtype="float32"``.
 
     Raises:
-        SettingError: there is no trace, and why, in one sentence.  It is a ValueError.
+        SettingError: there is no trace; the message is one sentence.  It is a ValueError.
     """
     _require_no_typo(engine)
     where = os.fspath(model_or_url)
     if tokens is not None and not isinstance(tokens, Mapping):
         tokens = _numbers("tokens", tokens)
-    question = _question(
+    options = _options(
         max_tokens=max_tokens,
         sites=None if sites is None else _numbers("sites", sites),
         tokens=tokens,
@@ -77,42 +79,42 @@ def trace(
     prompt = _prompt(prompt)
     tensors: Tensors = {}
     if where.startswith(ask.SERVERS):
-        of_engine = [*engine, *["max_model_len"] * (max_model_len is not None)]
-        if of_engine:
+        engine_flags = [*engine, *["max_model_len"] * (max_model_len is not None)]
+        if engine_flags:
             raise SettingError(
-                f"{of_engine[0]} is for a server that is started; the one at the address "
+                f"{engine_flags[0]} is for a server that is started; the one at the address "
                 "runs already."
             )
-        return Trace(ask.ask(Server(where, key), prompt, question, tensors), tensors)
+        return Trace(ask.ask(Server(where, key), prompt, options, tensors), tensors)
     if key is not None:
         raise SettingError("key is for a server that runs; one that is started has its own.")
-    if question.edits:
-        edit_lists.require_few_tokens(question.max_tokens, "max_tokens", "edits")
-    words = _words({"max_model_len": max_model_len} | engine)
-    with own_server.running(where, words, verbose) as server:
-        return Trace(ask.ask(server, prompt, question, tensors), tensors)
+    if options.edits:
+        edit_lists.require_few_tokens(options.max_tokens, "max_tokens", "edits")
+    flags = _flags({"max_model_len": max_model_len} | engine)
+    with temporary_server.running(where, flags, verbose) as server:
+        return Trace(ask.ask(server, prompt, options, tensors), tensors)
 
 
 def _require_no_typo(engine: Mapping[str, Any]) -> None:
-    """Refuse a flag that is an argument of ``trace`` except for a few letters.
+    """Refuse a flag that looks like a misspelt argument of ``trace``.
 
-    No flag of vLLM's is as near to one: ``max_logprobs`` has 0.8.
+    vLLM's flags differ more: the nearest, ``max_logprobs``, has a similarity of 0.8.
     """
-    own = [name for name in inspect.signature(trace).parameters if name != "engine"]
+    parameters = [name for name in inspect.signature(trace).parameters if name != "engine"]
     for name in engine:
-        if near := difflib.get_close_matches(name, own, n=1, cutoff=0.82):
+        if near := difflib.get_close_matches(name, parameters, n=1, cutoff=0.82):
             raise SettingError(f"{name} is no argument of trace; did you mean {near[0]}?")
 
 
-def _question(**fields: Any) -> Question:
+def _options(**fields: Any) -> TraceOptions:
     try:
-        return Question.model_validate(fields)
+        return TraceOptions.model_validate(fields)
     except ValidationError as error:
         raise SettingError(mistakes.first(error.errors(), fields).sentence) from None
 
 
 def _edits(edits: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -> list[Any]:
-    """The edits, those that are text as the command reads them."""
+    """The edits; text is parsed like the command's ``--edit``."""
     each = edits if isinstance(edits, list | tuple) else [edits]
     return [_edit(edit, f"edits[{number}]") for number, edit in enumerate(each)]
 
@@ -124,10 +126,10 @@ def _edit(edit: Any, name: str) -> Any:
 
 
 def _prompt(prompt: Any) -> str | list[int]:
-    """Text, or token ids as numbers of Python's.
+    """Text, or token ids as Python integers.
 
     Raises:
-        SettingError: it is neither, or has half of a character.
+        SettingError: it is neither, or has half of a surrogate pair.
     """
     if not isinstance(prompt, str):
         return _numbers("prompt", prompt, "text or ")
@@ -142,49 +144,49 @@ def _prompt(prompt: Any) -> str | list[int]:
 
 
 def _numbers(name: str, values: Any, other: str = "") -> list[int]:
-    """The values as numbers of Python's, also those of NumPy.
+    """The values as Python integers, also from NumPy.
 
-    Bytes, sets, and the keys of a mapping can be counted through as well, and are no such list.
+    Bytes, sets and mappings can be iterated too, but are refused.
 
     Args:
-        name: of the argument.
-        values: what was given.
-        other: what else may be given, for the sentence.
+        name: name of the argument.
+        values: its value.
+        other: other accepted types, for the message.
 
     Raises:
-        SettingError: it is no list, or one of them is no whole number.
+        SettingError: it is no list, or an item is no whole number.
     """
-    found = values
+    culprit = values
     try:
         if isinstance(values, bytes | bytearray | memoryview | Set | Mapping):
             raise TypeError
         numbers = []
-        for found in values:
-            if not _may_be_number(found):
+        for culprit in values:
+            if not _may_be_number(culprit):
                 raise TypeError
-            numbers.append(operator.index(found))
+            numbers.append(operator.index(culprit))
         return numbers
     except TypeError:
         raise SettingError(
-            f"{name}: found {found!r:.60}; expected {other}a list of whole numbers."
+            f"{name}: found {culprit!r:.60}; expected {other}a list of whole numbers."
         ) from None
 
 
 def _may_be_number(value: Any) -> bool:
-    """False for a truth value and for a row of a table, which Python may count as one."""
+    """False for booleans and arrays, which Python may convert to an integer."""
     dtype = str(getattr(value, "dtype", type(value).__name__))
     return not dtype.endswith("bool") and not getattr(value, "shape", ())
 
 
-def _words(engine: Mapping[str, Any]) -> list[str]:
-    """Flags as a command line has them: ``enforce_eager=True`` is ``--enforce-eager``."""
-    words: list[str] = []
+def _flags(engine: Mapping[str, Any]) -> list[str]:
+    """Command-line flags from arguments: ``enforce_eager=True`` is ``--enforce-eager``."""
+    flags: list[str] = []
     for name, value in engine.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-", 1))
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
         elif isinstance(value, list | tuple):
-            words += [flag, *map(str, value)]
+            flags += [flag, *map(str, value)]
         elif value is not None:
-            words.append(f"{flag}={json.dumps(value) if isinstance(value, dict) else value}")
-    return words
+            flags.append(f"{flag}={json.dumps(value) if isinstance(value, dict) else value}")
+    return flags

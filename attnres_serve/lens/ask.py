@@ -1,13 +1,13 @@
-"""A trace, asked of a server by its ``POST /v1/attn_res/trace``."""
+"""Requests to a server's routes, such as ``POST /v1/attn_res/trace``."""
 
 from typing import Any, NamedTuple
 
-from attnres_serve import address, settings
+from attnres_serve import address
 from attnres_serve.errors import SettingError
 from attnres_serve.lens.fit import require_fit
 from attnres_serve.lens.vectors import Tensors
 from attnres_serve.tracing.answer import TraceAnswer
-from attnres_serve.tracing.question import Question
+from attnres_serve.tracing.options import TraceOptions
 
 TRACE = "/v1/attn_res/trace"
 SERVERS = ("http://", "https://")
@@ -15,97 +15,98 @@ CONNECT = 10  # seconds to reach a server
 
 
 class Server(NamedTuple):
-    """A server that runs.
+    """A running server.
 
     Attributes:
         url: its address.
-        key: None for the one in OPENAI_API_KEY, if there is one.
-        is_own: whether it was started for the question, so that nobody knows its address.
+        key: its API key; None for the variable OPENAI_API_KEY, if it is set.
+        is_temporary: whether it was started for the request, so that users do not know its
+            address.
     """
 
     url: str
     key: str | None = None
-    is_own: bool = False
+    is_temporary: bool = False
 
 
 class ServerFailed(SettingError):
-    """A server failed at a question that it did not refuse."""
+    """A server failed at a request that it did not refuse."""
 
 
 def ask(
-    server: Server, prompt: str | list[int], question: Question, tensors: Tensors | None = None
+    server: Server, prompt: str | list[int], options: TraceOptions, tensors: Tensors | None = None
 ) -> TraceAnswer:
-    """The trace that a server gives.
+    """A trace from a server.
 
     Args:
         server: the server.
         prompt: text or token ids.
-        question: what of it.
-        tensors: takes the vectors, if they are asked for.
+        options: what to trace.
+        tensors: filled with the vectors, if the options request them.
 
     Raises:
-        SettingError: it gives no trace.
+        SettingError: there is no trace.
     """
-    fields = question.model_dump(exclude_none=True, exclude_defaults=True)
-    found: TraceAnswer = post(server, {"prompt": prompt, **fields}, tensors)
-    return found
+    fields = options.model_dump(exclude_none=True, exclude_defaults=True)
+    trace: TraceAnswer = post(server, {"prompt": prompt, **fields}, tensors)
+    return trace
 
 
 def post(
-    server: Server, asked: Any, tensors: Tensors | None = None, path: str = TRACE, call: Any = None
+    server: Server, body: Any, tensors: Tensors | None = None, path: str = TRACE, call: Any = None
 ) -> Any:
-    """What a server answers to a body by HTTPX's ``call``: a trace, or the JSON of another path.
+    """The response to a body that HTTPX's ``call`` sends: a trace, or the JSON of another path.
 
     Raises:
-        SettingError: it does not answer.
+        SettingError: the request failed.
     """
     import httpx
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    url, key, is_own = server
+    url, key, is_temporary = server
     try:
         with address.past_proxies(url):
-            answer = (call or httpx.post)(
+            response = (call or httpx.post)(
                 f"{address.base_of(url)}{path}",
-                json=asked,
-                headers=settings.authorization(key),
-                timeout=httpx.Timeout(None, connect=CONNECT),  # a long answer takes its time
+                json=body,
+                headers=address.authorization(key),
+                timeout=httpx.Timeout(None, connect=CONNECT),  # a trace may take long
             )
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        if is_own:
+        if is_temporary:
             raise ServerFailed(f"the server ended while it was asked ({error}).") from None
         raise ServerFailed(f"the server {url} cannot be asked: {_unreached(url, error)}") from None
-    if answer.status_code == 401:
+    if response.status_code == 401:
         advice = "give it in the variable OPENAI_API_KEY" if key is None else "`key` is another"
         raise SettingError(f"{url} wants an API key; {advice}.")
     try:
-        if answer.is_success and path != TRACE:
-            return answer.json()
-        if answer.is_success:
-            content = answer.content
-            if tensors is not None and asked.get("vectors"):
+        if response.is_success and path != TRACE:
+            return response.json()
+        if response.is_success:
+            content = response.content
+            if tensors is not None and body.get("vectors"):
                 tensors |= load(content)
                 content = tensors.pop("trace").tobytes()
-            found = TraceAnswer.model_validate_json(content)
-            require_fit(found, url)
-            return found
-        reason = answer.json()["error"]["message"]
+            trace = TraceAnswer.model_validate_json(content)
+            require_fit(trace, url)
+            return trace
+        reason = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError, SafetensorError):
         proxy = address.proxy_of(url)
         reason = "expected an answer of attnres-serve's route" + (
             f", and the proxy in the variable {proxy} was asked." if proxy else "."
         )
-    kind = ServerFailed if answer.is_server_error else SettingError
+    kind = ServerFailed if response.is_server_error else SettingError
     raise kind(
         reason
-        if is_own
-        else f"{url} gives no {path.split('/')[-1]} (status {answer.status_code}): {reason}"
+        if is_temporary
+        else f"{url} gives no {path.split('/')[-1]} (status {response.status_code}): {reason}"
     )
 
 
 def _unreached(url: str, error: Exception) -> str:
-    """Why there is no answer and what to do, as the end of a sentence."""
+    """Why there is no response and what to do, as the end of a sentence."""
     from httpx import ReadError, RemoteProtocolError
 
     reason = str(error) or type(error).__name__
@@ -124,7 +125,7 @@ def _unreached(url: str, error: Exception) -> str:
         )
     if "SSL" in reason:
         return f"it does not answer by TLS ({reason}); give its address with http://."
-    if isinstance(error, RemoteProtocolError | ReadError):  # a server of TLS may reset as well
+    if isinstance(error, RemoteProtocolError | ReadError):  # a TLS server may reset as well
         return f"it does not answer by HTTP ({reason}); if it has a certificate, write https://."
     if "refused" in reason:
         return (

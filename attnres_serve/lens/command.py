@@ -1,4 +1,4 @@
-"""``attnres-serve inspect``: flags, and the file they ask for."""
+"""``attnres-serve inspect``: its flags, and the file that it writes."""
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
     from attnres_serve.lens.ask import Server
     from attnres_serve.tracing.answer import TraceAnswer
-    from attnres_serve.tracing.question import Question
+    from attnres_serve.tracing.options import TraceOptions
 
 OUT = "inspect.png"
-TOP = 3  # most probable tokens that are named where there are edits
+TOP = 3  # number of the most probable tokens that are printed with edits
 
 
 def _write_figure(trace: "TraceAnswer", token: int, path: Path, **width: float) -> None:
     from attnres_serve.lens import depth_map
 
     if not depth_map.has_all_sites(trace):
-        found = sentences.some(site.index for site in trace.sites)
+        shown_sites = sentences.some(site.index for site in trace.sites)
         raise SettingError(
-            f"the trace has the sites {found}, and a figure needs all of them from 0 on; give "
-            "--out FILE.html, or ask for the trace without `sites`."
+            f"the trace has the sites {shown_sites}, and a figure needs all of them from 0 on; "
+            "give --out FILE.html, or ask for the trace without `sites`."
         )
     depth_map.write(trace, token, path, **width)
 
@@ -46,7 +46,7 @@ def _write_html(trace: "TraceAnswer", token: int, path: Path) -> None:
     path.write_text(page.html(trace.model_dump()), encoding="utf-8")
 
 
-# From a suffix to what writes such a file: trace, position of the token that is shown, path.
+# Writers by suffix; their arguments are the trace, the position of the shown token and the path.
 WRITERS: dict[str, Callable[..., None]] = {
     **dict.fromkeys(FIGURES, _write_figure),
     ".html": _write_html,
@@ -129,50 +129,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> int:
-    """Trace a prompt and write what the command line asks for.
+def run(checkpoint: str | None, options: argparse.Namespace, flags: list[str]) -> int:
+    """Trace a prompt and write the requested file.
 
     Args:
         checkpoint: folder or Hugging Face model id; None with ``--url`` and ``--from``.
-        own: what ``add_arguments`` defines.
-        flags: any other, which are those of a server that is started.
+        options: the flags of ``add_arguments``.
+        flags: all other flags, which go to a temporary server.
 
     Raises:
-        CheckpointError, SettingError: with one sentence.
+        CheckpointError, SettingError: the message is one sentence.
     """
-    _check_values(checkpoint, own)
-    if own.queries:
-        _require_only(("queries", "out", "width"), own)
+    _check_values(checkpoint, options)
+    if options.queries:
+        _require_only(("queries", "out", "width"), options)
         from attnres_serve.lens import show
 
-        return show.queries(checkpoint, own.out or OUT, own.width, flags)
-    if own.importance is not None:
-        return _measure(checkpoint, own, flags)
-    if own.data is not None or own.resume or own.prune is not None:
+        return show.queries(checkpoint, options.out or OUT, options.width, flags)
+    if options.importance is not None:
+        return _measure(checkpoint, options, flags)
+    if options.data is not None or options.resume or options.prune is not None:
         raise SettingError("--data, --resume and --prune are for --importance; give that too.")
-    path = out_path(own.out or OUT, WRITERS, own.width)
+    path = out_path(options.out or OUT, WRITERS, options.width)
     write = WRITERS[path.suffix.lower()]
-    _check(checkpoint, own, flags)
-    if own.source is not None:
+    _check(checkpoint, options, flags)
+    if options.source is not None:
         from attnres_serve.lens import statistics
 
-        if statistics.drew(own.source, path, own.width):
+        if statistics.drew(options.source, path, options.width):
             return 0
-    if own.width is not None:
-        write = partial(write, width=own.width)
+    if options.width is not None:
+        write = partial(write, width=options.width)
     with output.bar(total=3, unit="step") as bar:
-        if own.source is None:
+        if options.source is None:
             from attnres_serve.lens import ask
 
-            with _server(checkpoint, own, flags, bar) as server:
+            with _server(checkpoint, options, flags, bar) as server:
                 bar.set_description("asking the server")
-                trace = ask.ask(server, own.prompt, _question(own))
+                trace = ask.ask(server, options.prompt, _trace_options(options))
         else:
-            from attnres_serve.lens import given
+            from attnres_serve.lens import inputs
 
-            trace = given.trace(own.source)
+            trace = inputs.trace(options.source)
         positions = [one.position for one in trace.tokens]
-        token = positions[-1] if own.token is None else own.token
+        token = positions[-1] if options.token is None else options.token
         _check_token(token, positions)
         bar.set_description("writing")
         try:
@@ -181,76 +181,78 @@ def run(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> in
             raise SettingError(f"{path} cannot be written ({error}).") from None
         bar.update()
     if trace.logprobs is not None:
-        from attnres_serve.lens import words
+        from attnres_serve.lens import edit_effect
 
-        print(words.of_logprobs(trace, token), file=output.out())
+        print(edit_effect.lines(trace, token), file=output.out())
     print(path, file=output.out())
     return 0
 
 
-def _given(own: argparse.Namespace) -> dict[str, str]:
-    """The flags of ours that have another value than without them, by their names in ``own``."""
+def _changed_flags(options: argparse.Namespace) -> dict[str, str]:
+    """The flags of ``add_arguments`` with values other than the defaults, by attribute."""
     parser = argparse.ArgumentParser(add_help=False)
     add_arguments(parser)
     return {
         action.dest: action.option_strings[0]
         for action in parser._actions
-        if getattr(own, action.dest) != action.default
+        if getattr(options, action.dest) != action.default
     }
 
 
-def _check_values(checkpoint: str | None, own: argparse.Namespace) -> None:
-    """Refuse values that mean nothing in any mode."""
-    given = {flag: getattr(own, name) for name, flag in _given(own).items()}
-    for flag, value in {"the checkpoint": checkpoint, **given}.items():
-        if value == "":  # as an unset variable of a shell leaves it
+def _check_values(checkpoint: str | None, options: argparse.Namespace) -> None:
+    """Refuse values that are invalid in every mode."""
+    values = {flag: getattr(options, name) for name, flag in _changed_flags(options).items()}
+    for flag, value in {"the checkpoint": checkpoint, **values}.items():
+        if value == "":  # as from an unset variable of a shell
             raise SettingError(f"{flag} is empty; give it a value, or leave it out.")
     for flag, least in (
         *(("--max-tokens", 0), ("--lens", 0), ("--token", 0)),
         ("--max-model-len", 1),
     ):
-        if given.get(flag, least) < least:
-            raise SettingError(f"{flag} is {given[flag]}; expected {least} or more.")
+        if values.get(flag, least) < least:
+            raise SettingError(f"{flag} is {values[flag]}; expected {least} or more.")
 
 
-def _check(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> None:
-    """Refuse what can be seen on the command line alone, of a trace or an importance map."""
-    if [checkpoint, own.url, own.source].count(None) != 2:
+def _check(checkpoint: str | None, options: argparse.Namespace, flags: list[str]) -> None:
+    """Refuse invalid flags of a trace or an importance map before anything is started."""
+    if [checkpoint, options.url, options.source].count(None) != 2:
         raise SettingError(
             "give a checkpoint right after `inspect`, --url URL of a server, or --from FILE.json, "
             "one of them."
         )
-    if own.source is not None:
-        drawn = ("source", "token", "out", "width")
-        words = [flag for name, flag in _given(own).items() if name not in drawn] + flags
-        if words:
-            raise SettingError(f"{words[0]} is for a new trace; with --from there is one already.")
-    elif own.data is None:
-        from attnres_serve.lens import given
+    if options.source is not None:
+        of_drawing = ("source", "token", "out", "width")
+        others = [
+            flag for name, flag in _changed_flags(options).items() if name not in of_drawing
+        ] + flags
+        if others:
+            raise SettingError(f"{others[0]} is for a new trace; with --from there is one already.")
+    elif options.data is None:
+        from attnres_serve.lens import inputs
 
-        own.prompt = given.prompt(own.prompt, own.prompt_file)
-        own.edits = given.edits(own.edit, own.max_tokens)
-    suffix = Path(own.out or OUT).suffix.lower()
-    if own.lens is not None and suffix != ".json":
-        raise SettingError(f"--lens has its place in a .json file; --out is {own.out or OUT}.")
+        options.prompt = inputs.prompt(options.prompt, options.prompt_file)
+        options.edits = inputs.edits(options.edit, options.max_tokens)
+    suffix = Path(options.out or OUT).suffix.lower()
+    if options.lens is not None and suffix != ".json":
+        raise SettingError(f"--lens has its place in a .json file; --out is {options.out or OUT}.")
     is_figure = WRITERS.get(suffix) is _write_figure
-    is_shown = is_figure or own.edit
-    if own.token is not None and not is_shown:
+    is_shown = is_figure or options.edit
+    if options.token is not None and not is_shown:
         raise SettingError(
             "--token chooses what a figure shows, and with --edit the token behind which the most "
             f"probable ones are told; a {suffix} file has every token."
         )
-    words = _flags(own, flags)
-    if own.url is not None and words:
-        name = words[0].partition("=")[0]
+    server_flags = _flags(options, flags)
+    if options.url is not None and server_flags:
+        name = server_flags[0].partition("=")[0]
         raise SettingError(
             f"{name} is for a server that is started; the one at --url runs already."
         )
 
 
-def _flags(own: argparse.Namespace, flags: list[str]) -> list[str]:
-    """Those of a server that is started."""
-    longest = own.max_model_len
+def _flags(options: argparse.Namespace, flags: list[str]) -> list[str]:
+    """The flags of a temporary server."""
+    longest = options.max_model_len
     return [*flags, *([] if longest is None else [f"--max-model-len={longest}"])]
 
 
@@ -264,59 +266,63 @@ def _check_token(token: int, positions: Sequence[int]) -> None:
 
 @contextmanager
 def _server(
-    checkpoint: str | None, own: argparse.Namespace, flags: list[str], bar: "tqdm"
+    checkpoint: str | None, options: argparse.Namespace, flags: list[str], bar: "tqdm"
 ) -> Iterator["Server"]:
-    """The server of ``--url``, or one that is started for the time of the context."""
-    from attnres_serve.lens import own_server
+    """The server of ``--url``, or a temporary one."""
+    from attnres_serve.lens import temporary_server
     from attnres_serve.lens.ask import Server
 
     if checkpoint is None:
-        yield Server(own.url)
+        yield Server(options.url)
         return
-    words = _flags(own, flags)
-    show = bar.set_description
-    with own_server.running(checkpoint, words, output.is_verbose(), show) as server:
+    server_flags = _flags(options, flags)
+    with temporary_server.running(
+        checkpoint, server_flags, output.is_verbose(), bar.set_description
+    ) as server:
         bar.update()
         yield server
 
 
-def _question(own: argparse.Namespace) -> "Question":
-    from attnres_serve.tracing.question import Question
+def _trace_options(options: argparse.Namespace) -> "TraceOptions":
+    from attnres_serve.tracing.options import TraceOptions
 
-    fields = {"max_tokens": own.max_tokens, "edits": own.edits, "lens": own.lens}
-    return Question.model_validate(fields | ({"logprobs": TOP} if own.edits else {}))
+    fields = {"max_tokens": options.max_tokens, "edits": options.edits, "lens": options.lens}
+    return TraceOptions.model_validate(fields | ({"logprobs": TOP} if options.edits else {}))
 
 
-def _require_only(names: Sequence[str], own: argparse.Namespace) -> None:
-    """Refuse any flag of ours beside those that a mode knows.
+def _require_only(names: Sequence[str], options: argparse.Namespace) -> None:
+    """Refuse flags that a mode does not accept.
 
     Args:
-        names: of the flag that asks for the mode, and of those that it knows.
-        own: as of ``run``.
+        names: attributes of the flag that selects the mode, and of the flags that it accepts.
+        options: see ``run``.
     """
-    for name, flag in _given(own).items():
+    for name, flag in _changed_flags(options).items():
         if name not in names:
             mode = f"--{names[0].replace('_', '-')}"
             raise SettingError(f"{flag} does not go with {mode}.")
 
 
-def _measure(checkpoint: str | None, own: argparse.Namespace, flags: list[str]) -> int:
+def _measure(checkpoint: str | None, options: argparse.Namespace, flags: list[str]) -> int:
     """Write an importance map."""
-    mode = ("data", "importance") if own.data else ("importance", "prompt", "prompt_file")
-    _require_only((*mode, "resume", "prune", "url", "max_model_len", "width"), own)
-    from attnres_serve.lens import given, importance, losses
+    mode = ("data", "importance") if options.data else ("importance", "prompt", "prompt_file")
+    _require_only((*mode, "resume", "prune", "url", "max_model_len", "width"), options)
+    from attnres_serve.lens import importance, inputs, losses
 
-    path = out_path(own.importance, importance.SUFFIXES, own.width, "--importance")
-    if not own.resume and (path.exists() or importance.losses_of(path).exists()):
+    path = out_path(options.importance, importance.SUFFIXES, options.width, "--importance")
+    if not options.resume and (path.exists() or importance.losses_of(path).exists()):
         raise SettingError(
             f"--importance: {path} or its losses exist already; name a new file, or give --resume."
         )
-    _check(checkpoint, own, flags)
-    texts = [own.prompt] if own.data is None else given.data(own.data)
-    if own.prune is not None and len(texts) < importance.FEWEST:
+    _check(checkpoint, options, flags)
+    texts = [options.prompt] if options.data is None else inputs.data(options.data)
+    if options.prune is not None and len(texts) < importance.FEWEST:
         raise SettingError(f"--prune needs {importance.FEWEST} texts; give more by --data.")
     flags = ["--enable-attnres-edits", f"--max-num-seqs={losses.BATCH}", *flags]
-    with output.bar(total=2, unit="step") as bar, _server(checkpoint, own, flags, bar) as server:
-        for line in importance.measure(server, texts, path, own.prune, own.width):
+    with (
+        output.bar(total=2, unit="step") as bar,
+        _server(checkpoint, options, flags, bar) as server,
+    ):
+        for line in importance.measure(server, texts, path, options.prune, options.width):
             print(line, file=output.out())
     return 0

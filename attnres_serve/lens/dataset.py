@@ -13,17 +13,17 @@ from attnres_serve.tracing.readings import WHOLE
 if TYPE_CHECKING:
     import xarray
 
-NONE = -1  # the layer of the final site, and the id of no token
+NONE = -1  # layer of the final site, and id of a missing token
 BLANK = {"next": np.nan, "top_logprob": np.nan, "top_id": NONE, "top_text": ""}
-Variables = dict[str, Any]  # by name the dimensions and the values
+Variables = dict[str, Any]  # dimensions and values by name
 
 
 def dataset(trace: TraceAnswer) -> "xarray.Dataset":
-    """All numbers of a trace as variables, and what names them as coordinates.
+    """All numbers of a trace as variables, and their labels as coordinates.
 
-    Texts are objects, ``""`` without a tokenizer: a text may end with NUL, which strings of NumPy's
-    own lose.  What the most probable tokens are called is a coordinate, so arithmetic of two traces
-    is of numbers alone.
+    Texts are objects, ``""`` without a tokenizer: a text may end with NUL, which NumPy's strings
+    drop.  The names of the most probable tokens are coordinates, so that arithmetic of two traces
+    uses numbers only.
     """
     import xarray  # with pandas, half a second
 
@@ -60,7 +60,7 @@ def dataset(trace: TraceAnswer) -> "xarray.Dataset":
 
 
 def _facts(trace: TraceAnswer) -> dict[str, Any]:
-    """What is true of the whole trace; the edits are JSON, as they were asked for."""
+    """Attributes of the whole trace; the edits are JSON, as requested."""
     edits = [edit.model_dump(exclude_none=True) for edit in trace.edits]
     return {
         "model": trace.model,
@@ -71,13 +71,13 @@ def _facts(trace: TraceAnswer) -> dict[str, Any]:
 
 
 def sources_of(sites: Sequence[ReadingSite]) -> list[str]:
-    """The names of all sources, the partial sum last as at every site."""
+    """The names of all sources, the partial sum last."""
     names = dict.fromkeys(name for site in sites for name in site.sources)
     return sorted(names, key=PARTIAL.__eq__)
 
 
 def _by_source(trace: TraceAnswer, name: str) -> np.ndarray:
-    """The rows of every site's own sources, ``[sites, tokens, sources]``, NaN where it has none."""
+    """The numbers ``[sites, tokens, sources]`` by source, NaN for sources that a site lacks."""
     columns = {source: number for number, source in enumerate(sources_of(trace.sites))}
     table = np.full((len(trace.sites), len(trace.tokens), len(columns)), np.nan)
     for number, site in enumerate(trace.sites):
@@ -87,17 +87,16 @@ def _by_source(trace: TraceAnswer, name: str) -> np.ndarray:
 
 
 def _lens(trace: TraceAnswer) -> tuple[Variables, Variables]:
-    """What each source of a site and the site's mix would predict, blank where a site has none.
+    """Predictions from each source of a site and from its mix, blank for sources that it lacks.
 
-    The answer has a reading that is the same at every site once; here it is at every site that has
-    the source.
+    ``TraceAnswer`` has a reading that is equal at all sites once; here every site has it.
     """
     readings, sources = trace.lens or [], sources_of(trace.sites)
     rows = [row for reading in readings for row in reading.predictions]
-    found = _predicted(rows, (len(readings), len(trace.tokens)))
-    for name, array in found.items():
+    predicted = _predicted(rows, (len(readings), len(trace.tokens)))
+    for name, array in predicted.items():
         blank = np.full((1, *array.shape[1:]), BLANK[name], array.dtype)
-        found[name] = np.concatenate([array, blank])
+        predicted[name] = np.concatenate([array, blank])
     places = {(reading.site, reading.vector): at for at, reading in enumerate(readings)}
 
     def place(site: TracedSite, vector: str) -> int:
@@ -108,20 +107,20 @@ def _lens(trace: TraceAnswer) -> tuple[Variables, Variables]:
     mixes = np.array([place(site, WHOLE) for site in trace.sites], int)
     each = np.array([[place(site, name) for name in sources] for site in trace.sites], int)
     each = each.reshape(len(trace.sites), len(sources))
-    of_sources = {name: np.moveaxis(array[each], 1, 2) for name, array in found.items()}
-    of_mixes = {name: array[mixes] for name, array in found.items()}
+    of_sources = {name: np.moveaxis(array[each], 1, 2) for name, array in predicted.items()}
+    of_mixes = {name: array[mixes] for name, array in predicted.items()}
     numbers, names = _named("lens_", ("site", "token", "source"), "lens_rank", of_sources)
     more, others = _named("lens_mix_", ("site", "token"), "lens_rank", of_mixes)
     return numbers | more, names | others
 
 
 def _predicted(rows: Sequence[Prediction], shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """What follows: a logprob of ``[*shape]``, and three arrays ``[*shape, ranks]`` of the most
+    """The logprob of the next token ``[*shape]``, and three arrays ``[*shape, ranks]`` of the most
     probable tokens.
 
     Args:
-        rows: in order.
-        shape: of the rows.
+        rows: the predictions in order.
+        shape: the shape of the array of rows.
     """
     top = [token for row in rows for token in row.top]
     full = (*shape, len(rows[0].top) if rows else 0)
@@ -135,17 +134,17 @@ def _predicted(rows: Sequence[Prediction], shape: tuple[int, ...]) -> dict[str, 
 
 
 def _named(
-    prefix: str, axes: tuple[str, ...], rank: str, found: dict[str, np.ndarray]
+    prefix: str, axes: tuple[str, ...], rank: str, predicted: dict[str, np.ndarray]
 ) -> tuple[Variables, Variables]:
     """The logprobs of ``_predicted`` as variables, and the most probable tokens as coordinates."""
     ranked = (*axes, rank)
     numbers = {
-        f"{prefix}next": (axes, found["next"]),
-        f"{prefix}top_logprob": (ranked, found["top_logprob"]),
+        f"{prefix}next": (axes, predicted["next"]),
+        f"{prefix}top_logprob": (ranked, predicted["top_logprob"]),
     }
     names = {
-        rank: list(range(found["top_id"].shape[-1])),
-        f"{prefix}top_id": (ranked, found["top_id"]),
-        f"{prefix}top_text": (ranked, found["top_text"]),
+        rank: list(range(predicted["top_id"].shape[-1])),
+        f"{prefix}top_id": (ranked, predicted["top_id"]),
+        f"{prefix}top_text": (ranked, predicted["top_text"]),
     }
     return numbers, names

@@ -1,4 +1,4 @@
-"""The depth map of a trace: as a file, or as the output of a notebook's cell."""
+"""The depth map of a trace, as a file or as the output of a notebook cell."""
 
 import base64
 import html
@@ -23,7 +23,7 @@ def draw(trace: TraceAnswer, token: int, width: float) -> "Figure":
     """The weights of one token, and their mean over all tokens.
 
     Args:
-        trace: one that has all sites.
+        trace: a trace with all sites.
         token: position of a traced token.
         width: in inches.
     """
@@ -44,10 +44,10 @@ def draw(trace: TraceAnswer, token: int, width: float) -> "Figure":
 def write(
     trace: TraceAnswer, token: int, file: Path | IO[bytes], width: float | None = None
 ) -> None:
-    """Write what ``draw`` draws, as ``figure.write`` does.
+    """Write the figure of ``draw``, see ``figure.write``.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     from attnres_serve.lens import figure
 
@@ -55,18 +55,18 @@ def write(
 
 
 def has_all_sites(trace: TraceAnswer) -> bool:
-    """True if none is left out before or between those of a trace, whose blocks would run on."""
+    """Whether a trace has all sites up to its last; with gaps, blocks would be drawn too long."""
     return [site.index for site in trace.sites] == [*range(len(trace.sites))]
 
 
 def shown(trace: TraceAnswer, title: str) -> str | None:
     """The map of the last token as HTML; None without matplotlib, all sites or a token.
 
-    It is a picture, as what shows a notebook that it does not trust removes inline SVG.
+    It is a PNG, because viewers of untrusted notebooks remove inline SVG.
 
     Args:
         trace: the trace.
-        title: what is read where the picture is not seen.
+        title: the alternative text of the picture.
     """
     is_drawn = find_spec("matplotlib") and trace.sites and trace.tokens and has_all_sites(trace)
     if not is_drawn:
@@ -79,7 +79,7 @@ def shown(trace: TraceAnswer, title: str) -> str | None:
 
 
 def _name(trace: TraceAnswer, row: int) -> str:
-    """Which token a panel shows."""
+    """The title of a token's panel."""
     token = trace.tokens[row]
     if token.text is None:
         return f"token {token.position}, id {token.id}"

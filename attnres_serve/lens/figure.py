@@ -1,8 +1,8 @@
-"""Figures for a paper: what the sites of a model read over its depth, and what they have learned.
+"""Figures for a paper: the sources that the sites of a model read, and what the sites have learned.
 
-A row is a site and a column is a source, or a site again.  The open block, of which there is a
-running sum only, stands in the column of the block that it becomes, so a site's sources fill a row
-from the left, and what does not exist yet is left empty.
+A row is a site and a column is a source, or a site again.  The partial sum stands in the column of
+the block that it becomes, so a site's sources fill a row from the left, and sources that do not
+exist yet are empty.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,23 +22,23 @@ from matplotlib.patches import Patch, Rectangle
 from attnres_serve.depth.sites import PARTIAL, Site
 from attnres_serve.tracing.answer import ReadingSite
 
-# Of Okabe and Ito's colours, which are told apart in every kind of colour blindness.
+# Colours of Okabe and Ito, which can be distinguished with every kind of colour blindness.
 KINDS = {
     "attention": ("attention", "#0072b2", "o"),
     "mlp": ("MLP", "#d55e00", "s"),
-    "mixer": ("sublayer", "#009e73", "v"),  # where a layer has one alone
+    "mixer": ("sublayer", "#009e73", "v"),  # the only sublayer of a layer
     "final": ("final norm", "black", "D"),
 }
 FAINT = "0.6"
 EMPTY: dict[str, Any] = {"facecolor": "white", "edgecolor": FAINT, "hatch": "////"}
-# Whatever the user's own settings are.  Text stays text, and an SVG has no hash of the moment.
+# Independent of the user's settings.  Text stays text, and an SVG has no random hash.
 STYLE: dict[str, Any] = {"svg.hashsalt": "attnres", "svg.fonttype": "none", "pdf.fonttype": 42}
-WIDTH = 6.75  # inches, as wide as the text of a page
-NARROW = 5.0  # inches, below which the type is small
+WIDTH = 6.75  # inches, the width of the text of a page
+NARROW = 5.0  # inches, below which the font is smaller
 DPI = 200
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)  # between labels
-MOST_LAYERS, MOST_BLOCKS = 26, 24  # that are labelled or marked one by one
-FEW_SOURCES = 32  # for which a square root shows small weights
+MOST_LAYERS, MOST_BLOCKS = 26, 24  # limits up to which each one is labelled or marked
+FEW_SOURCES = 32  # up to which a square-root scale shows small weights
 
 
 Row = Site | ReadingSite
@@ -46,17 +46,17 @@ Panels = Mapping[str, Sequence[np.ndarray]]  # by their titles
 
 
 def write(file: Path | IO[bytes], draw: Callable[[float], Figure], width: float = WIDTH) -> None:
-    """Draw a figure in our style and write it: as the suffix of the file says, or as PNG.
+    """Draw a figure in ``STYLE`` and write it in the format of the file's suffix, or as PNG.
 
     The same numbers give the same bytes.
 
     Args:
-        file: where to.
-        draw: makes the figure of a width.
+        file: the path or the stream to write to.
+        draw: makes the figure for a width.
         width: in inches.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     moments: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     suffix = file.suffix.lower() if isinstance(file, Path) else ".png"
@@ -71,11 +71,11 @@ def weights(
     """The depth maps of a trace, such as those of one token and of the mean over tokens.
 
     Args:
-        title: of all of them.
-        sites: all that mix, in order.
-        panels: of every site the weights of its sources.
+        title: title of the figure.
+        sites: all sites that mix, in order.
+        panels: for each panel the weights of every site's sources.
         width: in inches.
-        far: of numbers that are no weights but increases of a loss, the one farthest from 0.
+        far: for increases of a loss instead of weights, the largest absolute value.
     """
     figure, axes = _panels(title, sites, width, [1] * len(panels))
     sources = max(len(site.sources) for site in sites)
@@ -104,7 +104,7 @@ def weights(
         panel.set_xlabel("source, by layer" if _is_full(sites) else "source, by block")
     _colour_bar(figure, image, axes, label).set_ticks(ticks)
     handles = [Patch(color=colour, label=label) for label, colour, _ in _kinds(sites)]
-    block = Patch(facecolor="none", edgecolor="black", label="sum of the open block")
+    block = Patch(facecolor="none", edgecolor="black", label="partial sum")
     figure.legend(handles=[*handles, *[block] * _are_marked(sites)], **_below(width))
     return figure
 
@@ -116,13 +116,13 @@ def queries(
     sizes: Mapping[str, np.ndarray],
     width: float = WIDTH,
 ) -> Figure:
-    """What the sites have learned: cosines between their queries, and sizes by depth.
+    """The parameters of the sites: cosines between their queries, and sizes by depth.
 
     Args:
-        title: of all of it.
-        sites: all that mix, in order.
-        cosine: ``[S, S]``, NaN where there is none.
-        sizes: ``[S]`` by the names of their axes.
+        title: title of the figure.
+        sites: all sites that mix, in order.
+        cosine: ``[S, S]``, NaN where it is undefined.
+        sizes: ``[S]`` by axis label.
         width: in inches.
     """
     figure, axes = _panels(title, sites, width, [6 if width >= NARROW else 3, *[2] * len(sizes)])
@@ -153,7 +153,7 @@ def queries(
 def _panels(
     title: str, sites: Sequence[Row], width: float, shares: list[int]
 ) -> tuple[Figure, Sequence[Axes]]:
-    """A figure whose panels, of these shares of its width, have the layers on their left."""
+    """A figure with panels of these shares of its width, and the layers on their left."""
     height = min(0.45 * width + 0.035 * len(sites), 1.2 * width + 0.5)
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(1, len(shares), sharey=True, squeeze=False, width_ratios=shares)[0]
@@ -174,30 +174,30 @@ def _colour_bar(figure: Figure, image: Any, axes: Any, label: str) -> Any:
 
 
 def _below(width: float) -> dict[str, Any]:
-    """How a legend stands."""
+    """The placement of a legend."""
     return {"loc": "outside lower center", "ncols": 4 if width >= NARROW else 2, "frameon": False}
 
 
 def _kinds(sites: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """Name, colour and marker of the kinds that there are."""
+    """Name, colour and marker of the kinds of these sites."""
     return [KINDS[kind] for kind in KINDS if kind in {site.kind for site in sites}]
 
 
 def _visible(text: str) -> str:
-    """The text without signs that the font lacks, which would be boxes."""
+    """The text with escapes for characters that the font lacks."""
     font = get_font(findfont(FontProperties(family="DejaVu Sans")))
     return "".join(x if font.get_char_index(ord(x)) else ascii(x)[1:-1] for x in text)
 
 
 def _is_full(sites: Sequence[Row]) -> bool:
-    """True if blocks are single sublayers, which need no marks of their own."""
+    """Whether blocks are single sublayers, which are not marked."""
     return sum(site.sources[-1] == PARTIAL for site in sites) <= 1
 
 
 def _source_ticks(sites: Sequence[Row], sources: int, most: int) -> tuple[list[int], list[str]]:
-    """At most some columns, and the number of their block; or of their layer in a Full model.
+    """At most ``most`` columns, labelled with their block, or with their layer in a Full model.
 
-    There a block is the output of one sublayer, and its layer stands at the first of those.
+    There a block is the output of one sublayer, and a layer's label stands at its first sublayer.
     """
     columns = {column: column for column in range(1, sources)}
     if _is_full(sites):
@@ -212,7 +212,7 @@ def _source_ticks(sites: Sequence[Row], sources: int, most: int) -> tuple[list[i
 
 
 def _layer_ticks(sites: Sequence[Row]) -> dict[float, str]:
-    """The names of some layers, and of the final site, by their places among the sites."""
+    """Labels of some layers and of the final site, by position among the sites."""
     places: dict[int, list[int]] = {}
     for place, site in enumerate(sites):
         if site.layer is not None:
@@ -227,7 +227,7 @@ def _layer_ticks(sites: Sequence[Row]) -> dict[float, str]:
 
 
 def _blocks(sites: Sequence[Row]) -> Iterator[tuple[int, int, int]]:
-    """The number of every block, and the first and last row of its sites."""
+    """For every block its number, and the first and last row of its sites."""
     numbered = enumerate(sum(name != PARTIAL for name in site.sources) for site in sites)
     for number, group in groupby(numbered, key=lambda item: item[1]):
         rows = [row for row, _ in group]
@@ -235,12 +235,12 @@ def _blocks(sites: Sequence[Row]) -> Iterator[tuple[int, int, int]]:
 
 
 def _are_marked(sites: Sequence[Row]) -> bool:
-    """True if blocks are more than single sublayers, and not too many to be told apart."""
+    """Whether blocks are marked: they have several sublayers, and are not too many."""
     return not _is_full(sites) and len(list(_blocks(sites))) <= MOST_BLOCKS
 
 
 def _mark_blocks(axes: Axes, sites: Sequence[Row]) -> None:
-    """A line between the blocks, and a frame around every open sum."""
+    """Draw a line between blocks, and a frame around every partial sum."""
     for number, first, last in _blocks(sites) if _are_marked(sites) else ():
         is_open = [row for row in range(first, last + 1) if sites[row].sources[-1] == PARTIAL]
         if first:

@@ -1,6 +1,6 @@
-"""Files that hold a trace: the JSON of the server's route, or arrays with that JSON beside them.
+"""Files of a trace: the JSON of the server's route, or arrays together with that JSON.
 
-Arrays were written before traces were those of xarray, and are still read.
+Earlier versions wrote arrays, which are still read.
 """
 
 import io
@@ -15,9 +15,9 @@ from attnres_serve.errors import SettingError
 from attnres_serve.lens.fit import require_fit
 from attnres_serve.tracing.answer import TraceAnswer
 
-ANSWER = "answer"  # name of the JSON, as bytes, among the arrays
+ANSWER = "answer"  # name of the array that holds the JSON as bytes
 JSON = ".json"
-ZIP = b"PK"  # how a file of arrays begins
+ZIP = b"PK"  # the first bytes of a file of arrays
 
 
 def write(path: Path, answer: TraceAnswer) -> None:
@@ -28,7 +28,7 @@ def write(path: Path, answer: TraceAnswer) -> None:
         answer: the trace.
 
     Raises:
-        SettingError: the name ends otherwise, or the file cannot be written.
+        SettingError: the suffix is not .json, or the file cannot be written.
     """
     if path.suffix.lower() != JSON:
         raise SettingError(
@@ -42,11 +42,11 @@ def write(path: Path, answer: TraceAnswer) -> None:
 
 
 def read(path: Path, flag: str = "") -> TraceAnswer:
-    """Read a trace of either kind, which is told by what is in the file.
+    """Read a trace of either kind, which the content of the file decides.
 
     Args:
-        path: of the file.
-        flag: what names it on a command line, with which a sentence begins then.
+        path: the file.
+        flag: the flag that named the file, with which a message then begins.
 
     Raises:
         SettingError: it holds no trace, or its numbers do not fit its tokens and sources.

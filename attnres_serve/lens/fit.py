@@ -1,18 +1,18 @@
-"""Refuses a trace whose numbers do not fit its tokens and sources."""
+"""The check that the numbers of a trace fit its tokens and sources."""
 
 from attnres_serve.errors import SettingError
 from attnres_serve.tracing.answer import Prediction, TraceAnswer
 
 
 def require_fit(trace: TraceAnswer, name: str) -> None:
-    """Refuse a trace that is not whole.
+    """Refuse an incomplete trace.
 
     Args:
-        trace: from a file or a server.
-        name: of that, with which the sentence begins.
+        trace: a trace from a file or a server.
+        name: name of the file or the server, with which a message begins.
 
     Raises:
-        SettingError: a row is missing or has a number too many.
+        SettingError: a row is missing, or has too few or too many numbers.
     """
     rows = len(trace.tokens)
     for site in trace.sites:
@@ -35,6 +35,6 @@ def require_fit(trace: TraceAnswer, name: str) -> None:
 
 
 def _are_alike(tables: list[list[Prediction]], rows: int) -> bool:
-    """True if every table has a row for each token, and all rows as many tokens."""
+    """Whether every table has a row for each token, and all rows have equally many tokens."""
     named = {len(row.top) for table in tables for row in table}
     return {len(table) for table in tables} <= {rows} and len(named) <= 1

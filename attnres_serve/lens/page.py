@@ -1,7 +1,7 @@
 """A trace as one HTML file: the figures of the server's page, without a server or a network.
 
-A script in a file has no modules beside it.  So the page's modules become functions of one script,
-in the order in which they need each other.  They import and export by names alone:
+A script in a file cannot import modules.  So the page's modules become functions of one script, in
+the order of their imports.  They import and export only by names:
 ``import { a, b } from "./other.js";``, and ``export`` before a function or a constant.
 """
 
@@ -21,12 +21,13 @@ EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|class) (\w+))", re
 
 
 def html(trace: dict[str, Any]) -> str:
-    """The page of a trace, with the trace, the style sheet and every script in it.
+    """The page of a trace, including the trace, the style sheet and every script.
 
     Args:
-        trace: the answer of ``POST /v1/attn_res/trace``.
+        trace: the response of ``POST /v1/attn_res/trace``.
     """
-    # No `<`, so that no text of a token ends the element.  Scripts of this type are not run.
+    # No `<`, so that no text of a token ends the element.  Browsers do not run scripts of this
+    # type.
     data = json.dumps(trace, separators=(",", ":")).replace("<", "\\u003c")
     page = SERVER_ONLY.sub("", _read("index.html"))
     page = page.replace(
@@ -46,14 +47,14 @@ def html(trace: dict[str, Any]) -> str:
 
 
 def script(name: str) -> str:
-    """A module and all that it imports, as one script without imports."""
+    """A module and all its imports as one script without imports."""
     functions: dict[str, str] = {}
     _collect(name, functions)
     return '"use strict";\nconst modules = {};\n' + "".join(functions.values())
 
 
 def _collect(name: str, functions: dict[str, str]) -> None:
-    """Add a module as a function, behind those that it imports."""
+    """Add a module as a function, after the modules that it imports."""
     if name in functions:
         return
     code = _read(name)
@@ -65,8 +66,8 @@ def _collect(name: str, functions: dict[str, str]) -> None:
     functions[name] = f'modules["{name}"] = (() => {{\n{body}return {{ {exported} }};\n}})();\n'
 
 
-def _constants(found: re.Match[str]) -> str:
-    names, other = found.groups()
+def _constants(match: re.Match[str]) -> str:
+    names, other = match.groups()
     return f'const {names} = modules["{other}"];'
 
 
@@ -75,6 +76,6 @@ def _read(name: str) -> str:
 
 
 def _hashes(texts: list[str]) -> str:
-    """Hashes that let a browser run these texts and no other."""
+    """Hashes with which a browser runs these texts and no others."""
     digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in texts)
     return " ".join(f"'sha256-{digest.decode()}'" for digest in digests)

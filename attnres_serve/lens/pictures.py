@@ -1,4 +1,4 @@
-"""Where a command writes a figure.  Matplotlib is not part of every installation."""
+"""Paths of figures.  Matplotlib is not part of every installation."""
 
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -10,16 +10,16 @@ FIGURES = (".png", ".svg", ".pdf")
 
 
 def out_path(name: str, suffixes: Iterable[str], width: float | None, flag: str = "--out") -> Path:
-    """The file that ``--out``, or another flag, names.
+    """The path that ``--out``, or another flag, names.
 
     Args:
         name: the value of the flag.
-        suffixes: of the files that can be written.
+        suffixes: the supported suffixes.
         width: the value of ``--width``, in inches.
-        flag: that has the name.
+        flag: the flag.
 
     Raises:
-        SettingError: no such file can be written there, or it has no such width.
+        SettingError: no such file can be written there, or it cannot have this width.
     """
     path = Path(name)
     suffix = path.suffix.lower()

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Trace:
-    """What the sites of a text attend to, as an ``xarray.Dataset``.
+    """The sources that sites attend to, as an ``xarray.Dataset``.
 
     | variable | dimensions | |
     |---|---|---|
-    | ``weights``, ``rms`` | site, token, source | NaN where a site has no such source |
+    | ``weights``, ``rms`` | site, token, source | NaN for sources that a site lacks |
     | ``entropy`` | site, token | of the weights, in nats |
-    | ``next`` | token | with ``logprobs``: of the token that follows, NaN at the end |
-    | ``top_logprob`` | token, rank | of the most probable tokens |
+    | ``next`` | token | with ``logprobs``: logprob of the next token, NaN at the end |
+    | ``top_logprob`` | token, rank | logprobs of the most probable tokens |
     | ``unedited_next``, ``unedited_top_logprob`` | as above | with edits: the same without them |
     | ``lens_next`` | site, token, source | with ``lens``: the same by each source alone |
     | ``lens_top_logprob`` | site, token, source, lens_rank | |
@@ -29,15 +29,15 @@ class Trace:
 
     Coordinates are the indices of sites, names of sources, positions of tokens, and ranks from 0;
     ``layer`` (-1 for the final site) and ``kind`` of the sites, ``token_id`` and ``token_text`` of
-    the tokens, and ``top_id`` and ``top_text`` of the most probable ones (-1 and ``""`` where a
-    site has no such source).
+    the tokens, and ``top_id`` and ``top_text`` of the most probable ones (-1 and ``""`` for sources
+    that a site lacks).
 
     Attributes:
         data: the dataset.
-        answer: what ``POST /v1/attn_res/trace`` answered, with numbers that fit together.
+        answer: the response of ``POST /v1/attn_res/trace``; its shapes were checked.
         vectors: with ``vectors``, by site a dataset of float32: ``sources`` (token, source,
-            hidden), ``mix`` and, of the sublayer behind the site, ``output`` (token, hidden).
-            ``save`` leaves them out.
+            hidden), ``mix`` and, for the sublayer after the site, ``output`` (token, hidden).
+            ``save`` does not write them.
     """
 
     def __init__(self, answer: TraceAnswer, tensors: Tensors | None = None) -> None:
@@ -46,7 +46,7 @@ class Trace:
         self.vectors = datasets(answer, tensors or {})
 
     def __getitem__(self, name: str) -> "xarray.DataArray":
-        """The variable or coordinate of a name."""
+        """The variable or coordinate of this name."""
         return self.data[name]
 
     def __repr__(self) -> str:
@@ -61,13 +61,13 @@ class Trace:
         return f"trace of {self.answer.model}: {counts}{', edited' if self.answer.edits else ''}"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace as the JSON that the server answers, which ``inspect --from`` draws.
+        """Write the trace as the server's JSON, which ``inspect --from`` draws.
 
         Args:
             path: a name that ends with .json; ``data.to_netcdf`` and the like write arrays.
 
         Raises:
-            SettingError: the name ends otherwise, or the file cannot be written.
+            SettingError: the suffix is not .json, or the file cannot be written.
         """
         files.write(Path(path), self.answer)
 
@@ -76,6 +76,6 @@ class Trace:
         """Read a trace that ``save``, ``inspect --out FILE.json`` or the server's route wrote.
 
         Raises:
-            SettingError: it is none, or its numbers do not fit its tokens and sources.
+            SettingError: it is no trace, or its numbers do not fit its tokens and sources.
         """
         return cls(files.read(Path(path)))

@@ -13,7 +13,7 @@ from vllm.model_executor.models import qwen3_next, qwen3_next_mtp
 from vllm.model_executor.models.utils import WeightsMapper
 
 from attnres_serve.model import delta_net, kda
-from attnres_serve.model.made_of import made_of
+from attnres_serve.model.swapped_classes import swapped_classes
 
 FUSED = {
     "in_proj_qkvgfab": ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj"),
@@ -25,7 +25,7 @@ STACKED = delta_net.stacked(FUSED, ".linear_attn")
 def linear_layer(
     config: PretrainedConfig, vllm_config: VllmConfig, prefix: str, **_: Any
 ) -> nn.Module:
-    """vLLM's layer of Kimi Delta Attention, by Qwen3-Next's keys."""
+    """vLLM's layer of Kimi Delta Attention, configured by the keys of Qwen3-Next."""
     return kda.attention(config, vllm_config, prefix)
 
 
@@ -47,7 +47,9 @@ def experts(*, gate: nn.Module, num_experts: int, **rest: Any) -> nn.Module:
 
 class AliceAILayer(qwen3_next.Qwen3NextDecoderLayer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with made_of(qwen3_next, QwenGatedDeltaNetAttention=linear_layer, FusedMoEFactory=experts):
+        with swapped_classes(
+            qwen3_next, QwenGatedDeltaNetAttention=linear_layer, FusedMoEFactory=experts
+        ):
             super().__init__(*args, **kwargs)
 
     def forward(
@@ -77,7 +79,9 @@ class AliceAIForCausalLM(kda.KDAStates, qwen3_next.Qwen3NextForCausalLM):
     }
 
     def __init__(self, **kwargs: Any) -> None:
-        with made_of(qwen3_next, Qwen3NextModel=AliceAIDecoder, Qwen3NextDecoderLayer=AliceAILayer):
+        with swapped_classes(
+            qwen3_next, Qwen3NextModel=AliceAIDecoder, Qwen3NextDecoderLayer=AliceAILayer
+        ):
             super().__init__(**kwargs)
 
 
@@ -85,5 +89,5 @@ class AliceAIMTP(qwen3_next_mtp.Qwen3NextMTP):
     """The draft head: a layer of full attention with standard residuals."""
 
     def __init__(self, **kwargs: Any) -> None:
-        with made_of(qwen3_next_mtp, Qwen3NextDecoderLayer=AliceAILayer):
+        with swapped_classes(qwen3_next_mtp, Qwen3NextDecoderLayer=AliceAILayer):
             super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""Which backend computes the sites of this worker, and by which algorithm."""
+"""The choice of the backend and the algorithm that compute the sites of a worker."""
 
 import os
 from typing import TYPE_CHECKING, cast
@@ -13,25 +13,27 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
 
-# Blocks from which two-phase was faster on CPU wherever it was measured (docs/measure/results.md).
+# From so many blocks on, two-phase was faster on CPU in every measurement
+# (docs/measure/results.md).
 MANY_BLOCKS = 32
-# With so many blocks or more, of so many sublayers, and a hidden size up to this one, the sites of
-# two-phase were 6 % faster or more for one token on an H100, and with 64, 256, 1024 and 8192 tokens
-# never more than 4 % slower, summed from blocks on 2, 4 and 8 rows (docs/measure/gpu.md).
+# At least so many blocks, each of at least so many sublayers, and at most this hidden size: on an
+# H100 the sites of two-phase were then at least 6 % faster for one token, and at most 4 % slower
+# with 64, 256, 1024 and 8192 tokens, summed from blocks on 2, 4 and 8 rows (docs/measure/gpu.md).
 BLOCKS_ON_GPU, SUBLAYERS_ON_GPU, HIDDEN_ON_GPU = 6, 6, 7168
-TRITON_SINCE = (8, 0)  # compute capability; the kernels are compiled and read for no older one
+# Compute capability; the kernels were compiled and inspected for no older one.
+TRITON_SINCE = (8, 0)
 SHOWN = "the triton backend was shown on CUDA alone"
 
 
-def require(asked: str | None) -> None:
-    """Refuse a backend that has no place in this build of vLLM, which is not imported.
+def require(requested: str | None) -> None:
+    """Refuse a backend that this build of vLLM cannot run, without importing vLLM.
 
     Raises:
-        SettingError: with the sentence that a worker would end with.
+        SettingError: with the message that a worker would fail with.
     """
     kind = device.kind()
-    is_known = kind != device.Kind.OTHER  # else a worker tells
-    if asked == "triton" and is_known and not _has_triton():
+    is_known = kind != device.Kind.OTHER  # otherwise a worker raises
+    if requested == "triton" and is_known and not _has_triton():
         raise SettingError(
             "--attnres-backend is triton, which was shown on CUDA alone, and this vLLM is built "
             f"for {kind}; leave it out, or choose torch."
@@ -47,17 +49,17 @@ def _has_triton() -> bool:
 def choose(vllm_config: "VllmConfig") -> tuple[str, Backend]:
     """The backend by name and ready to run.
 
-    ``auto`` is cpp on CPU where it can be compiled, and triton on a CUDA device of compute
-    capability 8.0 or later where it computes what the reference does; else torch, with a warning.
-    In vLLM's batch-invariant mode it is triton, which computes each token alone and in one order;
-    the sums of the torch backend are not among the operators that the mode replaces.
+    ``auto`` is cpp on CPU if it compiles, triton on a CUDA device of compute capability 8.0 or
+    later if its results agree with the reference, and otherwise torch, with a warning.  In vLLM's
+    batch-invariant mode ``auto`` is triton, which computes each token alone and in one order; that
+    mode does not replace the sums of the torch backend.
 
-    All workers choose the same: they hold copies of the same activations, which must stay equal.
-    The name is written back to ``additional_config``, which is part of vLLM's compile-cache key: a
-    graph made for one backend must never run for another.
+    All workers choose the same backend: they hold copies of the same activations, which must stay
+    equal.  The name is written back to ``additional_config``, which is part of vLLM's compile-cache
+    key: a graph compiled for one backend must never run for another.
 
     Raises:
-        SettingError: the backend that was asked for cannot run here.
+        SettingError: the requested backend cannot run here.
     """
     name = settings.choice(vllm_config.additional_config, settings.BACKEND_KEY)
     if host.batch_invariant():
@@ -70,21 +72,24 @@ def choose(vllm_config: "VllmConfig") -> tuple[str, Backend]:
     except BackendError as error:
         raise SettingError(str(error)) from None
     engine_config.set_additional(vllm_config, settings.BACKEND_KEY, name)
+    if name == "cpp":
+        _log_slower_calls(vllm_config)
     return name, backend
 
 
 def choose_algorithm(vllm_config: "VllmConfig", blocks: int, sublayers: int, backend: str) -> str:
     """The algorithm by name.
 
-    ``auto`` is two_phase with the cpp backend from ``MANY_BLOCKS`` blocks on, with the triton
-    backend where it was measured to be faster (``BLOCKS_ON_GPU``), and single_pass otherwise:
-    the fewest calls, and the fewest bytes where blocks are few.  It does not depend on the batch.
+    ``auto`` is two_phase with the cpp backend from ``MANY_BLOCKS`` blocks on, and with the triton
+    backend where two_phase was faster in measurements (``BLOCKS_ON_GPU``).  Otherwise it is
+    single_pass, which makes the fewest calls and, with few blocks, moves the fewest bytes.  The
+    choice does not depend on the batch.
 
     Args:
         vllm_config: vLLM's configuration.
-        blocks: of sublayers in the model; the embedding is not counted.
-        sublayers: of the model.
-        backend: by name.
+        blocks: number of the model's blocks without the embedding.
+        sublayers: number of the model's sublayers.
+        backend: its name.
     """
     name = settings.choice(vllm_config.additional_config, settings.ALGORITHM_KEY)
     if name != settings.AUTO:
@@ -114,6 +119,19 @@ def _load(name: str, dtype: "torch.dtype") -> Backend:
     return backend
 
 
+def _log_slower_calls(vllm_config: "VllmConfig") -> None:
+    """Log one line if compiled graphs have to call the cpp backend through torch's dispatcher."""
+    from attnres_serve.kernels.cpp import direct
+
+    if direct.problem is None or vllm_config.model_config.enforce_eager:
+        return
+    if decoder.is_first_worker():
+        host.logger().warning(
+            "AttnRes: compiled graphs call sites by torch's dispatcher, which slows decode: %s",
+            direct.problem,
+        )
+
+
 def _require_device(name: str) -> None:
     if name == "cpp" and not device.is_cpu():
         raise SettingError("the cpp backend runs on CPU only; choose the torch backend.")
@@ -123,22 +141,22 @@ def _require_device(name: str) -> None:
         )
 
 
-def _invariant(asked: str) -> str:
+def _invariant(requested: str) -> str:
     if not device.is_cuda():
         raise SettingError(
             "VLLM_BATCH_INVARIANT is set, which the triton backend alone heeds, and vLLM runs on "
             f"{device.kind()} here, where that was not shown; unset it."
         )
-    if asked not in ("triton", settings.AUTO):
+    if requested not in ("triton", settings.AUTO):
         raise SettingError(
-            f"VLLM_BATCH_INVARIANT is set, which the {asked} backend does not heed; choose the "
+            f"VLLM_BATCH_INVARIANT is set, which the {requested} backend does not heed; choose the "
             "triton backend."
         )
     return "triton"
 
 
 def _fastest(vllm_config: "VllmConfig") -> str:
-    """cpp or triton if every worker can have it, and torch otherwise, with one warning."""
+    """cpp or triton if every worker can load it, and otherwise torch, with one warning."""
     on_cpu = device.is_cpu()
     name = "cpp" if on_cpu else "triton"
     problem = _cpp_problem(vllm_config) if on_cpu else _triton_problem(vllm_config)
@@ -160,7 +178,7 @@ def _cpp_problem(vllm_config: "VllmConfig") -> str | None:
 
 
 def _triton_problem(vllm_config: "VllmConfig") -> str | None:
-    import torch  # not above: the command line asks this module which backends there can be
+    import torch  # not above: the command line imports this module for the names of backends
 
     from attnres_serve.kernels import comparison
 
@@ -177,7 +195,7 @@ def _triton_problem(vllm_config: "VllmConfig") -> str | None:
         backend = cast("BankBackend", _load("triton", model.dtype))
         here = torch.device("cuda", torch.cuda.current_device())
         differs = comparison.difference(backend, model.get_hidden_size(), model.dtype, here)
-    except Exception as error:  # a compiler or a device may fail in ways of its own
+    except Exception as error:  # a compiler or a device may raise anything
         return f"the triton backend failed on this device ({type(error).__name__}: {error})."
     if differs:
         return f"the triton backend is wrong on this device: {differs}."

@@ -1,6 +1,6 @@
-"""Configurations of Ling and Ring, of which transformers has no classes.
+"""Configurations of Ling and Ring; transformers has no classes for them.
 
-Every key of a config.json is an attribute, as vLLM reads it.
+Every key of a config.json becomes an attribute, as vLLM expects.
 """
 
 from transformers import PreTrainedConfig

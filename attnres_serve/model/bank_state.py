@@ -1,8 +1,7 @@
-"""The depth state as one bank, written in place: what a site hands on with the cpp and triton
-backends.
+"""The depth state of the cpp and triton backends: one bank, written in place.
 
-The rows of the bank are the finished blocks, the embedding first, and behind them the partial sum.
-One kernel then serves every number of sources, which it takes as an argument.
+The rows of the bank are the finished blocks, the embedding first, and after them the partial sum.
+One kernel serves any number of sources, which it takes as an argument.
 """
 
 from collections.abc import Sequence
@@ -17,15 +16,17 @@ Context = SiteContext[BankBackend]
 
 
 class BankState(NamedTuple):
-    """What a site hands on.
+    """The depth state that a site returns.
 
     Attributes:
-        site: index of the site that made it.
-        bank: ``[tokens, slots, hidden]``, slots for the last site of this pipeline stage.
-        rows: how many of them are in use.
-        queries: of all sites of the stage that mix, as the backend has them; None before the first.
-        answers: of phase 1 to the second and later sites of the group that runs, the backend's
-            (two-phase only).
+        site: index of the site that returned it.
+        bank: ``[tokens, slots, hidden]``, with enough slots for the last site of this pipeline
+            stage.
+        rows: number of slots in use.
+        queries: the queries of all mixing sites of the stage in the backend's form; None before the
+            first one runs.
+        answers: the phase-1 answers for the second and later sites of the running group, in the
+            backend's form (two-phase only).
     """
 
     site: int
@@ -37,12 +38,12 @@ class BankState(NamedTuple):
     @classmethod
     def begin(cls, context: Context, embedding: Tensor) -> "BankState":
         """The state that site 1 receives: the embedding ``[tokens, hidden]``."""
-        rows = 2 if context.site.cumulative else 1  # a cumulative sum begins with it
+        rows = 2 if context.site.cumulative else 1  # a cumulative sum begins with the embedding
         return cls.unpack(context, embedding.unsqueeze(1).expand(-1, rows, -1))
 
     @classmethod
     def unpack(cls, context: Context, packed: Tensor) -> "BankState":
-        """The state of another pipeline stage, ``[tokens, rows, hidden]``, as a site gets it."""
+        """The state from the packed state ``[tokens, rows, hidden]`` of another pipeline stage."""
         tokens, rows, hidden = packed.shape
         bank = packed.new_empty((tokens, context.slots, hidden))
         bank[:, :rows] = packed
@@ -53,7 +54,7 @@ class BankState(NamedTuple):
         return self.bank[:, : self.rows].contiguous()
 
     def sources(self) -> tuple[Tensor, ...]:
-        """What the site that made this state read, ``[tokens, hidden]`` each."""
+        """The sources of the site that returned this state, each ``[tokens, hidden]``."""
         rows: tuple[Tensor, ...] = self.bank[:, : self.rows].unbind(dim=1)
         return rows
 
@@ -61,11 +62,11 @@ class BankState(NamedTuple):
         """Run a final site that does not mix.
 
         Args:
-            context: of the site.
+            context: the context of the site.
             delta: output of the sublayer before it, ``[tokens, hidden]``.
 
         Returns:
-            The partial sum ``[tokens, hidden]`` and the state behind the site.
+            The partial sum ``[tokens, hidden]`` and the state after the site.
         """
         row = context.site.num_sources - 1  # where the partial sum is
         updated = delta if row == self.rows else self.bank[:, row] + delta
@@ -77,18 +78,18 @@ class BankState(NamedTuple):
         """Run the next site, which mixes.
 
         Args:
-            context: of the site.
-            ahead: the parameters of this site and of the later ones of its stage that mix.
+            context: the context of the site.
+            ahead: the parameters of this site and of the later mixing sites of its stage.
             delta: output of the sublayer before it, ``[tokens, hidden]``.
 
         Returns:
-            The normed mix ``[tokens, hidden]`` and the state behind the site.
+            The normed mix ``[tokens, hidden]`` and the state after the site.
         """
         site, bank, backend = context.site, self.bank, context.backend
         row = context.bank_slot.row  # where the partial sum is
         if site.opens_block and site.cumulative:  # the sum so far becomes a block, and goes on
-            # Read before it is written: of a row read afterwards, inductor has made wrong code in
-            # pieces.
+            # Read before writing: inductor (piecewise) generated wrong code for a read after the
+            # write.
             total = bank[:, row - 1] + delta
             backend.add_to_row(delta, bank, row - 1)
             delta = total

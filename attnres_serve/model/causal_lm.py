@@ -1,9 +1,9 @@
-"""vLLM's own decoders with sites for norms.
+"""vLLM's decoders with sites instead of norms.
 
-A class is made for every architecture of ``families.FAMILIES`` when vLLM asks for it by name
-(``model.causal_lm:AttnResLlamaForCausalLM``).  Attention, MLP, parallelism, quantisation,
-LoRA and caching stay vLLM's; what changes is the norms, the weights' names and what travels between
-pipeline stages.
+A class is made for every architecture of ``families.FAMILIES`` when vLLM imports its name
+(``model.causal_lm:AttnResLlamaForCausalLM``).  Attention, MLP, parallelism, quantisation, LoRA and
+caching stay vLLM's.  The norms, the names of weights and the tensors between pipeline stages
+change.
 """
 
 import importlib
@@ -36,11 +36,11 @@ from attnres_serve.start import events
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-DRAFTS = "draft_model"  # what vLLM puts before the names of a model that drafts
+DRAFTS = "draft_model"  # vLLM's prefix of the names of a draft model
 
 
 class AttnResMixin(LoadingMixin):
-    """What an AttnRes model adds to a model class of vLLM's."""
+    """The additions of AttnRes to a vLLM model class."""
 
     make_empty_intermediate_tensors: object
 
@@ -51,13 +51,14 @@ class AttnResMixin(LoadingMixin):
         config = vllm_config.model_config.hf_config
         self.attn_res_format = formats.by_name(config.attn_res_format)
         family = BY_ARCHITECTURE[type(self).__name__]
-        quantisation = getattr(config, "quantization_config", None)  # vLLM has files of its own too
+        # vLLM may read it from another file.
+        quantisation = getattr(config, "quantization_config", None)
         written = {**config.attn_res_config, "quantization_config": quantisation}
         self.attn_res_base = BaseTensors(family.name, written)
         self.attn_res_sites: dict[int, SiteNorm] = {}
         self.attn_res_parameters = {}
         self.attn_res_dtype = vllm_config.model_config.dtype
-        self.attn_res_has_head = engine_config.speculation_method(vllm_config) == settings.MTP
+        self.attn_res_has_draft_head = engine_config.speculation_method(vllm_config) == settings.MTP
         self.attn_res_loaded = False
         self.attn_res_origin = Origin(vllm_config.model_config.model)
         self.attn_res_backend: str | None = None
@@ -73,7 +74,7 @@ class AttnResMixin(LoadingMixin):
             engine_config.tell_origin(vllm_config)
         tokens = self.attn_res_chunk = vllm_config.scheduler_config.max_num_batched_tokens
         spec = stored = spec_of(config)
-        # A model that drafts is another one, with other sites.
+        # A draft model is another model, with other sites.
         edits = [] if prefix == DRAFTS else settings.edits(vllm_config.additional_config)
         is_edited = prefix != DRAFTS and settings.is_edited(vllm_config.additional_config)
         if is_edited and vllm_config.load_config.load_format == "dummy":
@@ -84,11 +85,12 @@ class AttnResMixin(LoadingMixin):
         resolved = static_edits.resolve(edits, spec) if is_edited else None
         if spec is None or stored is None:
             return
-        if is_edited and not spec.has_biases:  # sites with such a bias have one for each source
+        if is_edited and not spec.has_biases:  # sites with a recency bias store one bias per source
             spec = replace(spec, recency_bias=True)
         self.attn_res_backend, backend = backend_choice.choose(vllm_config)
-        given = spec.num_blocks, spec.num_sublayers, self.attn_res_backend
-        algorithm = self.attn_res_algorithm = backend_choice.choose_algorithm(vllm_config, *given)
+        algorithm = self.attn_res_algorithm = backend_choice.choose_algorithm(
+            vllm_config, spec.num_blocks, spec.num_sublayers, self.attn_res_backend
+        )
         least = token_shards.least(vllm_config)
         division = None if least is None else Division(least)
         most = token_shards.most(vllm_config)
@@ -98,13 +100,16 @@ class AttnResMixin(LoadingMixin):
             leave_sums(model, spec, self.attn_res_sites)
             self.attn_res_chunk = least - 1
             rows = max(site.context.slots for site in self.attn_res_sites.values())
-            own, whole = (
+            sharded_bytes, whole_bytes = (
                 amount(rows * engine_config.bytes_of_a_row(vllm_config, size))
                 for size in (most, tokens)
             )
-            sharded = f", sites sharded from {least} tokens on: a bank of {own} instead of {whole}"
-        elif (asked := settings.shard_tokens(vllm_config.additional_config)) is not None:
-            sharded = f", no sites sharded: no step has {asked} tokens"
+            sharded = (
+                f", sites sharded from {least} tokens on: a bank of {sharded_bytes} instead of "
+                f"{whole_bytes}"
+            )
+        elif (shard_tokens := settings.shard_tokens(vllm_config.additional_config)) is not None:
+            sharded = f", no sites sharded: no step has {shard_tokens} tokens"
         self.attn_res_parameters = parameters_of(self.attn_res_sites, stored, decoder.name_in(self))
         if resolved is not None:
             self.attn_res_edited = EditedSites(self.attn_res_sites, resolved)
@@ -114,7 +119,11 @@ class AttnResMixin(LoadingMixin):
             )
         )
         run_dry(model, self.attn_res_sites)
-        if self.attn_res_has_head and family.draft is not None and family.draft.reads == MIXED:
+        if (
+            self.attn_res_has_draft_head
+            and family.draft is not None
+            and family.draft.reads == MIXED
+        ):
             self.attn_res_sites[max(self.attn_res_sites)].keep_mix(tokens)
         self.attn_res_stream = settings.choice(vllm_config.additional_config, settings.STREAM_KEY)
         events.tell(
@@ -139,7 +148,7 @@ class AttnResMixin(LoadingMixin):
     def attn_res_begin(
         self, worker: Any, is_draft_model: bool = False, is_partial: bool = False
     ) -> Update:
-        """An update of the weights that a worker serves; see ``replacing.begin``."""
+        """An update of the served weights; see ``replacing.begin``."""
         return replacing.begin(worker, is_draft_model, is_partial)
 
     def attn_res_read(self, worker: Any, name: str | None) -> None:
@@ -147,21 +156,21 @@ class AttnResMixin(LoadingMixin):
         replacing.from_folder(worker, name)
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
-        """Let the decoder give what heads of EAGLE's kind read before these layers."""
+        """Let the decoder return the hidden states before these layers for EAGLE draft heads."""
         super().set_aux_hidden_state_layers(layers)
         if self.attn_res_sites:
             add = streams.adder(self.attn_res_sites, layers, self.attn_res_stream)
             decoder.of(self)._maybe_add_hidden_state = add
 
     def get_mtp_target_hidden_states(self) -> Tensor | None:
-        """What vLLM hands to the checkpoint's own head; None for what the decoder gave."""
+        """The hidden states for the checkpoint's draft head; None for the decoder's output."""
         sites = self.attn_res_sites
         return sites[max(sites)].mixed if sites else None
 
     def attn_res_executed(self) -> dict[str, dict[str, int]]:
-        """Forward passes since the start by algorithm, eager and compiled.
+        """Numbers of forward passes since the start, by algorithm, eager and compiled.
 
-        Warm-up and profiling passes are included.
+        They include warm-up and profiling passes.
         """
         if not self.attn_res_sites:
             return {}
@@ -181,7 +190,7 @@ def _set_all_eps(model: nn.Module, eps: float) -> None:
 
 
 def _set_eps(model: nn.Module, norms: tuple[str, ...], eps: float) -> None:
-    """Set the epsilon of norms within attention, of those that it has."""
+    """Set the epsilon of the named norms within attention, where they exist."""
     for layer in model.layers[model.start_layer : model.end_layer]:
         for name in norms:
             if (norm := getattr(layer.self_attn, name, None)) is not None:

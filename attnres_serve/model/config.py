@@ -1,8 +1,8 @@
-"""The configuration of a served model: its base family's own, with what AttnRes adds.
+"""The configuration of a served model: that of its family, with the fields of AttnRes.
 
-In memory it has the base family's class and model_type, by which vLLM knows latent attention and
-other peculiarities.  Only config.json has a model_type of ours, which makes plain Hugging Face
-loading fail loudly instead of running the base model without its depth attention.
+In memory it has the family's class and model_type, from which vLLM derives latent attention and
+other peculiarities.  Only config.json has a model_type of this project, with which plain Hugging
+Face loading fails instead of running the model without its depth attention.
 """
 
 import importlib
@@ -18,46 +18,46 @@ from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.settings import MTP
 
-# What a configuration holds beside the base family's fields.
-OWN_FIELDS = ("attn_res", "attn_res_format", "attn_res_qk_norm_eps", "attn_res_config")
+# The fields of AttnRes, beside those of the family.
+ATTN_RES_FIELDS = ("attn_res", "attn_res_format", "attn_res_qk_norm_eps", "attn_res_config")
 
 
 def register_model_types() -> None:
-    """Let transformers read a config.json with a model type of ours, as for a tokenizer.
+    """Let transformers read a config.json with a model type of this project, as for a tokenizer.
 
-    No class of a model goes with what it reads (idempotent).
+    No model class is registered (idempotent).
     """
     for family in FAMILIES.values():
-        own = {"model_type": family.model_type}
+        attributes = {"model_type": family.model_type}
         AutoConfig.register(
-            family.model_type, type("AttnResConfig", (PreTrainedConfig,), own), exist_ok=True
+            family.model_type, type("AttnResConfig", (PreTrainedConfig,), attributes), exist_ok=True
         )
 
 
 def class_of(family: Family) -> type[PreTrainedConfig]:
     """The class of a family's configurations."""
     if family.config_class is None:
-        found: type[PreTrainedConfig] = CONFIG_MAPPING[family.hf]
+        config_class: type[PreTrainedConfig] = CONFIG_MAPPING[family.hf]
     else:
         module, _, name = family.config_class.partition(":")
-        found = getattr(importlib.import_module(module), name)
-    return found
+        config_class = getattr(importlib.import_module(module), name)
+    return config_class
 
 
 def build(
     parsed: ParsedConfig, name_or_path: str = "", for_drafts: bool = False
 ) -> PreTrainedConfig:
-    """The configuration that vLLM and every one of its processes sees.
+    """The configuration for vLLM and all its processes.
 
-    Beside the base family's fields it holds ``attn_res`` (the normalised specification, None for
+    Beside the family's fields it holds ``attn_res`` (the normalised specification, None for
     standard residuals), ``attn_res_format``, ``attn_res_qk_norm_eps`` and ``attn_res_config`` (the
-    base family's config.json, under the keys that it has on disk).
+    family's config.json, with its keys on disk).
 
     Args:
-        parsed: what the resolver made of config.json.
-        name_or_path: what the model is called.
-        for_drafts: whether vLLM takes drafts from it.  It finds its class of a checkpoint's own
-            head, if it has one, by the architecture that the base model has.
+        parsed: the resolver's result for config.json.
+        name_or_path: the model's name or path.
+        for_drafts: whether vLLM takes drafts from the model.  vLLM chooses its class for a
+            checkpoint's draft head by the architecture of the model.
     """
     family = FAMILIES[parsed.base]
     fields: dict[str, Any] = {
@@ -71,20 +71,20 @@ def build(
     config.architectures = [family.architecture]
     if for_drafts and family.draft is not None and (layers := family.draft.layers(fields)):
         config.architectures = [family.draft.architecture or family.stock_architecture]
-        if family.draft.cls is not None:  # vLLM must not find one by the model type
+        if family.draft.cls is not None:  # vLLM must not choose a class by the model type
             config.model_type, config.n_predict = MTP, layers
             setattr(config, FURTHER, layers)
     config.attn_res = parsed.spec.to_house() if parsed.spec else None
     config.attn_res_format = parsed.format
     config.attn_res_qk_norm_eps = parsed.qk_norm_eps
-    # A copy: vLLM writes the name of its own type into the rope_parameters of DeepSeek's.
+    # A copy: vLLM writes the name of its type into DeepSeek's rope_parameters.
     config.attn_res_config = deepcopy(parsed.config) | {"model_type": family.model_type}
     return config
 
 
 def spec_of(config: PreTrainedConfig) -> AttnResSpec | None:
-    """The specification in a configuration made by ``build``; None in one of another model."""
+    """The specification in a configuration made by ``build``; None for other models."""
     if getattr(config, "attn_res", None) is None:
         return None
     layout = layout_of(config.attn_res_config)
-    return AttnResSpec.from_house(config.attn_res, layout, None)  # it states its epsilon
+    return AttnResSpec.from_house(config.attn_res, layout, None)  # attn_res states the epsilon

@@ -1,6 +1,6 @@
 """Configurations of FLA's Gated DeltaNet and Kimi Delta Attention.
 
-Every key of a config.json is an attribute, as vLLM reads it.
+Every key of a config.json becomes an attribute, as vLLM expects.
 """
 
 from transformers import PreTrainedConfig

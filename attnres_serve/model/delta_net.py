@@ -1,6 +1,6 @@
-"""vLLM's Llama whose every layer has a recurrence of the delta rule in the place of attention.
+"""vLLM's Llama with a delta-rule recurrence instead of attention in every layer.
 
-vLLM has the recurrences, within models that have layers of attention too.
+vLLM has the recurrences only within models that have attention layers too.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from vllm.model_executor.models.utils import WeightsMapper
 
 
 class DeltaNetLayer(nn.Module):
-    """A recurrence and an MLP, each behind its norm."""
+    """A recurrence and an MLP, each after its norm."""
 
     def __init__(self, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class DeltaNetLayer(nn.Module):
     def recurrence(
         self, config: PretrainedConfig, vllm_config: VllmConfig, prefix: str
     ) -> nn.Module:
-        """vLLM's layer of it."""
+        """vLLM's layer of the recurrence."""
         raise NotImplementedError
 
     def mix(self, positions: Tensor, hidden_states: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class DeltaNetLayer(nn.Module):
 
 
 class DeltaNetForCausalLM(LlamaForCausalLM, HasInnerState, IsAttentionFree):
-    """A model of such layers, whose class is stated, as are names of tensors that vLLM fuses."""
+    """A model of such layers; subclasses state the layer's class and the fused tensors' names."""
 
     layer: ClassVar[type[DeltaNetLayer]]
     packed_modules_mapping: ClassVar[dict[str, list[str]]]
@@ -69,11 +69,11 @@ class DeltaNetForCausalLM(LlamaForCausalLM, HasInnerState, IsAttentionFree):
 
 
 def stacked(fused: Mapping[str, tuple[str, ...]], within: str = "") -> dict[str, tuple[str, int]]:
-    """The table of vLLM's mapper for projections of a layer that are rows of one.
+    """The table for vLLM's mapper of projections that vLLM fuses by rows.
 
     Args:
-        fused: the parts of a projection in their order, by its name.
-        within: the name of the module that has them, behind a dot; empty for any.
+        fused: the parts of a fused projection in their order, by its name.
+        within: a dot and the name of the module that holds them; empty for any module.
     """
     return {
         f"{within}.{part}.": (f"{within}.{whole}.", place)
@@ -83,5 +83,5 @@ def stacked(fused: Mapping[str, tuple[str, ...]], within: str = "") -> dict[str,
 
 
 def by_place(load: Callable[[Tensor, Tensor, int], None]) -> Callable[[Tensor, Any], None]:
-    """A loader of one of several fused weights, as vLLM's mapper of names calls it."""
+    """A loader of one part of a fused weight, with the signature that vLLM's mapper calls."""
     return lambda whole, part: load(whole, part, part.shard_id)

@@ -1,7 +1,7 @@
 """The sites of a pipeline stage under edits that hold for every token.
 
-Edits are written into the queries and biases that the sites compute with, so that an edited model
-runs the same code.  What was loaded is kept, so that other edits can take their place.
+Edits are written into the queries and biases of the sites, so that an edited model runs the same
+code.  The loaded values are kept, so that other edits can replace them.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from attnres_serve.model.site_norm import SiteNorm
 
 
 class EditedSites:
-    """Sites that mix, each with a bias, and the edits that are written into them.
+    """Mixing sites, each with a bias, and the edits that are written into them.
 
     Args:
-        sites: those of the stage, by their index; nothing was loaded into them yet.
-        edits: of the whole model, by sites' indices.
+        sites: the sites of the stage by index, before weights are loaded.
+        edits: the edits of the whole model, by site index.
     """
 
     def __init__(self, sites: Mapping[int, SiteNorm], edits: Mapping[int, SiteEdit]) -> None:
@@ -27,7 +27,7 @@ class EditedSites:
         self.edits = edits
 
     def keep(self) -> None:
-        """Take what the sites hold for what was loaded, and ``change`` to the same edits."""
+        """Keep the sites' present values as the loaded ones, and write the same edits again."""
         self._loaded = {}
         for index, norm in self._sites.items():
             assert norm.bias is not None, "a model with edits has a bias at every site"
@@ -35,21 +35,21 @@ class EditedSites:
         self.change(self.edits)
 
     def change(self, edits: Mapping[int, SiteEdit]) -> None:
-        """Let the sites have these edits and no others.
+        """Write these edits into the sites, instead of all earlier ones.
 
         Args:
-            edits: of the whole model, by sites' indices.
+            edits: the edits of the whole model, by site index.
 
         Raises:
-            SettingError: they leave a site no source with its loaded bias; nothing was changed.
+            SettingError: the edits and a loaded bias leave a site no source; nothing was changed.
         """
-        made = {
+        written = {
             index: edited(edits[index], *loaded, self._sites[index].site.name)
             if index in edits
             else loaded
             for index, loaded in self._loaded.items()
         }
-        for index, (query, bias) in made.items():  # in place: graphs read these addresses
+        for index, (query, bias) in written.items():  # in place: graphs read these addresses
             norm = self._sites[index]
             norm.query.data.copy_(query)
             assert norm.bias is not None

@@ -1,4 +1,4 @@
-"""vLLM's Llama with a gate on what attention returns, before the output projection.
+"""vLLM's Llama with a gate on the output of attention, before the output projection.
 
     y = o_proj(attention(x) * sigmoid(attn_gate(x)))
 
@@ -22,7 +22,7 @@ from vllm.model_executor.models.llama import (
 
 
 class GatedLlamaAttention(LlamaAttention):
-    """Llama's attention; a tensor-parallel rank holds the gates of its own heads."""
+    """Llama's attention; a tensor-parallel rank holds the gates of its heads."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""FLA's Gated DeltaNet: every layer has vLLM's recurrence, by FLA's names of tensors."""
+"""FLA's Gated DeltaNet: vLLM's recurrence in every layer, with FLA's tensor names."""
 
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ class GatedDeltaNetLayer(delta_net.DeltaNetLayer):
     def recurrence(
         self, config: PretrainedConfig, vllm_config: VllmConfig, prefix: str
     ) -> nn.Module:
-        # By its module: on CPU the class may be another, see ``linear_attention``.
+        # Looked up in its module: on CPU another class may be there, see ``linear_attention``.
         layer = qwen_gdn_linear_attn.QwenGatedDeltaNetAttention(
             config, vllm_config, prefix, gqa_interleaved_layout=False
         )
@@ -42,7 +42,7 @@ class GatedDeltaNetForCausalLM(delta_net.DeltaNetForCausalLM):
         orig_to_new_substr={".o_norm.": ".norm.", ".o_proj.": ".out_proj."},
         orig_to_new_stacked=delta_net.stacked(FUSED),
     )
-    # What vLLM keeps of a sequence, as for the same recurrence by the same keys.
+    # vLLM's cache for a sequence, as in Qwen3-Next: the same recurrence and keys.
     get_mamba_state_dtype_from_config = Qwen3NextForCausalLM.get_mamba_state_dtype_from_config
     get_mamba_state_shape_from_config = Qwen3NextForCausalLM.get_mamba_state_shape_from_config
     get_mamba_state_copy_func = Qwen3NextForCausalLM.get_mamba_state_copy_func

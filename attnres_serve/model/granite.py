@@ -1,8 +1,8 @@
 """vLLM's Granite, dense and with experts, whose layers hand on a residual as its other decoders do.
 
-vLLM's own layers add ``residual + output * residual_multiplier`` themselves and give a norm its
-input alone, which leaves no place for a site.  Here the multiplier belongs to the output of a
-sublayer, and the norm adds.
+vLLM's layers add ``residual + output * residual_multiplier`` and pass a norm only its input, which
+leaves no place for a site.  Here the multiplier belongs to the output of a sublayer, and the norm
+adds.
 """
 
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from vllm.model_executor.models import granite, granitemoe
 
-from attnres_serve.model.made_of import made_of
 from attnres_serve.model.residual_decoder import ResidualDecoder
+from attnres_serve.model.swapped_classes import swapped_classes
 
 
 class _Layer:
@@ -57,13 +57,15 @@ class GraniteMoeDecoder(_Decoder, granitemoe.GraniteMoeModel):
 
 class GraniteForCausalLM(granite.GraniteForCausalLM):
     def __init__(self, **kwargs: Any) -> None:
-        with made_of(granite, GraniteModel=GraniteDecoder, GraniteDecoderLayer=GraniteLayer):
+        with swapped_classes(
+            granite, GraniteModel=GraniteDecoder, GraniteDecoderLayer=GraniteLayer
+        ):
             super().__init__(**kwargs)
 
 
 class GraniteMoeForCausalLM(granitemoe.GraniteMoeForCausalLM):
     def __init__(self, **kwargs: Any) -> None:
-        with made_of(
+        with swapped_classes(
             granitemoe, GraniteMoeModel=GraniteMoeDecoder, GraniteMoeDecoderLayer=GraniteMoeLayer
         ):
             super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""FLA's Kimi Delta Attention: every layer has vLLM's recurrence, by FLA's names of tensors."""
+"""FLA's Kimi Delta Attention: vLLM's recurrence in every layer, with FLA's tensor names."""
 
 from copy import copy
 from typing import Any, ClassVar
@@ -28,17 +28,19 @@ FUSED = {
 def attention(
     config: PretrainedConfig, vllm_config: VllmConfig, prefix: str, **more: Any
 ) -> nn.Module:
-    """vLLM's layer of Kimi Delta Attention, by the keys that linear layers have elsewhere."""
-    own = copy(config)
-    own.linear_attn_config = {
+    """vLLM's layer of Kimi Delta Attention, configured by the usual keys of linear layers."""
+    layer_config = copy(config)
+    layer_config.linear_attn_config = {
         "head_dim": config.linear_key_head_dim,
         "num_heads": config.linear_num_key_heads,
         "short_conv_kernel_size": config.linear_conv_kernel_dim,
         **more,
     }
-    # By its module: on CPU the class may be another, see ``linear_attention``.
-    layer: nn.Module = kimi_gdn_linear_attn.KimiGatedDeltaNetAttention(own, vllm_config, prefix)
-    layer.o_norm.eps = config.rms_norm_eps  # of vLLM's layer for GPUs it is 1e-5 always
+    # Looked up in its module: on CPU another class may be there, see ``linear_attention``.
+    layer: nn.Module = kimi_gdn_linear_attn.KimiGatedDeltaNetAttention(
+        layer_config, vllm_config, prefix
+    )
+    layer.o_norm.eps = config.rms_norm_eps  # vLLM's layer for GPUs always has 1e-5
     convolution = layer.conv1d.weight
     convolution.weight_loader = delta_net.by_place(convolution.weight_loader)
     return layer
@@ -50,7 +52,7 @@ class KDALayer(delta_net.DeltaNetLayer):
     ) -> nn.Module:
         bound = config.gate_lower_bound
         layer = attention(config, vllm_config, prefix, gate_lower_bound=bound)
-        layer.g_b_proj = ColumnParallelLinear(  # vLLM's has no bias
+        layer.g_b_proj = ColumnParallelLinear(  # vLLM's projection has no bias
             layer.head_dim, layer.projection_size, prefix=f"{prefix}.g_b_proj"
         )
         return layer
@@ -61,7 +63,7 @@ class KDALayer(delta_net.DeltaNetLayer):
 
 
 class KDAStates:
-    """What vLLM keeps of a sequence."""
+    """Shapes and dtypes of vLLM's cache for a sequence."""
 
     @classmethod
     def get_mamba_state_dtype_from_config(

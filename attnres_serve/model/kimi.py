@@ -1,8 +1,8 @@
 """vLLM's Kimi Linear with the final norm at the end of the decoder, where the last site is.
 
-vLLM's own decoder ends with ``hidden + residual`` and leaves the norm to ``compute_logits``, as its
-draft heads read what is not normed.  Of the two variants that vLLM has, the one for ROCm runs on
-any device; the other needs CUDA.
+vLLM's decoder ends with ``hidden + residual`` and leaves the norm to ``compute_logits``, because
+its draft heads read the sum before the norm.  vLLM has two variants: the one for ROCm runs on any
+device; the other needs CUDA.
 """
 
 from itertools import islice
@@ -16,28 +16,28 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from attnres_serve.compat import device
 from attnres_serve.compat.bare_package import without_init
 from attnres_serve.families import latent
-from attnres_serve.model.made_of import made_of
 from attnres_serve.model.residual_decoder import ResidualDecoder
+from attnres_serve.model.swapped_classes import swapped_classes
 
-with without_init("vllm.models.kimi_k3"):  # which imports the variant for CUDA on a CPU too
+with without_init("vllm.models.kimi_k3"):  # its __init__ imports the variant for CUDA even on a CPU
     if not TYPE_CHECKING and device.is_cuda():
         from vllm.models.kimi_k3.nvidia import model as linear
     else:
         from vllm.models.kimi_k3.amd import linear
 
 
-# Elsewhere vLLM's layers of Kimi Delta Attention are no operators of torch's.
+# On other devices vLLM's layers of Kimi Delta Attention are no torch operators.
 @support_torch_compile(enable_if=lambda _: device.is_cpu())
 class KimiLinearDecoder(ResidualDecoder, linear.KimiLinearModel):
     pass
 
 
 def _set_eps(attention: nn.Module, eps: float) -> None:
-    """Give norms within attention the epsilon that they have where the model was trained."""
+    """Give norms within attention the epsilon of the model's training code."""
     if hasattr(attention, "o_norm"):
-        attention.o_norm.eps = eps  # of vLLM's layer for GPUs it is 1e-5 always
+        attention.o_norm.eps = eps  # vLLM's layer for GPUs always has 1e-5
     if hasattr(attention, "rms_norm_eps"):
-        attention.rms_norm_eps = latent.EPS  # of the variant for CUDA, which norms both latents
+        attention.rms_norm_eps = latent.EPS  # the variant for CUDA norms both latents
 
 
 class KimiLinearForCausalLM(linear.KimiLinearForCausalLM):
@@ -46,14 +46,14 @@ class KimiLinearForCausalLM(linear.KimiLinearForCausalLM):
         if device.is_cpu():
             from attnres_serve.model import situ_experts
 
-            # Its layer for Kimi K3 is made of kernels; the other one can do the same.
+            # Its layer for Kimi K3 needs GPU kernels; the other one computes the same.
             parts["KimiK3DeltaAttention"] = linear.KimiLinearGatedDeltaNetAttention
-            # Its runner of latent experts adds nothing on one worker, and warns of that.
+            # Its runner of latent experts adds nothing on one worker, and logs a warning.
             parts["ROCmLatentMoERunner"] = MoERunner
             situ_experts.replace()
-            # On several workers vLLM pads narrow experts for kernels of GPUs, and fails at it here.
+            # On several workers vLLM pads narrow experts for GPU kernels, which fails on CPU.
             vllm_config.model_config.hf_config.min_moe_intermediate_per_partition = 1
-        with made_of(linear, **parts):
+        with swapped_classes(linear, **parts):
             super().__init__(vllm_config=vllm_config, **kwargs)
         for layer in islice(self.model.layers, self.model.start_layer, self.model.end_layer):
             _set_eps(layer.self_attn, self.config.rms_norm_eps)

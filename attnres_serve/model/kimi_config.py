@@ -1,4 +1,4 @@
-"""The configuration of Kimi Linear, whose heads may be of an odd size."""
+"""The configuration of Kimi Linear, whose head size may be odd."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from vllm.transformers_utils.configs.kimi_linear import KimiLinearConfig as Stoc
 
 class KimiLinearConfig(Stock):
     def __init__(self, **fields: Any) -> None:
-        """Leave out the size of a head to be rotated: transformers takes an odd one for a fault.
+        """Leave out the head size: transformers rejects an odd one.
 
-        vLLM's class reads it nowhere, and makes one of the hidden size where none is given.
+        vLLM's class never reads it; without it, the class would derive one from the hidden size.
         """
         super().__init__(**fields | {"head_dim": 0})

@@ -1,8 +1,8 @@
-"""vLLM's latent attention on CPU with rows of any size, by vLLM's hook for backends from outside.
+"""vLLM's latent attention on CPU with rows of any size, through vLLM's hook for external backends.
 
-vLLM's metadata lists three sizes of a row, its kernel of a decode step is compiled for one of them,
-and its backend takes blocks of 16 tokens alone, where a hybrid model's are larger: vLLM splits them
-into blocks of 16 by itself.
+vLLM's metadata accepts three row sizes, its decode kernel is compiled for one of them, and its
+backend accepts only blocks of 16 tokens.  A hybrid model has larger blocks, which vLLM splits into
+blocks of 16.
 """
 
 from typing import Any
@@ -18,16 +18,16 @@ KERNEL_BLOCK = 16  # tokens
 
 class _Metadata(mla_attention.MLACommonMetadata):
     def __post_init__(self) -> None:
-        """Nothing: vLLM's refuses rows that are not of a listed size."""
+        """Skip vLLM's check, which refuses rows of other sizes."""
 
 
 class _Builder(mla_attention.MLACommonMetadataBuilder):
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, metadata_cls=_Metadata, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, metadata_cls=_Metadata, **kwargs)
 
 
 class Backend(cpu_mla.CPUMLABackend):
-    """vLLM's ``CPU_MLA``, for every row and every multiple of its kernel's block."""
+    """vLLM's ``CPU_MLA`` for rows of any size and blocks of any multiple of its kernel's block."""
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
@@ -47,7 +47,7 @@ class Backend(cpu_mla.CPUMLABackend):
 
 
 class Attention(cpu_mla.CPUMLAImpl):
-    """Attention of a layer; a row that vLLM's kernel does not have is decoded in torch."""
+    """Attention of a layer; rows of a size that vLLM's kernel lacks are decoded in torch."""
 
     def do_kv_cache_update(
         self,
@@ -58,7 +58,7 @@ class Attention(cpu_mla.CPUMLAImpl):
         kv_cache_dtype: str,
         k_scale: torch.Tensor,
     ) -> None:
-        """Write rows, of which vLLM's function needs a rotated part."""
+        """Write rows that may have no rotated part, which vLLM's function needs."""
         if kv_cache.numel() == 0:
             return
         slots = slot_mapping.flatten().long()
@@ -89,8 +89,8 @@ def cached_rows(cache: torch.Tensor, blocks: torch.Tensor, tokens: int) -> torch
 
     Args:
         cache: ``[blocks, tokens of a block, channels]``.
-        blocks: the numbers of the sequence's blocks, and others behind them.
-        tokens: of the sequence.
+        blocks: the numbers of the sequence's blocks, and then unused ones.
+        tokens: number of the sequence's tokens.
     """
     size = cache.shape[1]
     return cache[blocks[: -(-tokens // size)]].flatten(0, 1)[:tokens]

@@ -1,7 +1,7 @@
-"""vLLM's Llama 4, text alone, with the temperature of attention that config.json states.
+"""vLLM's Llama 4, text only, with the temperature tuning of attention that config.json states.
 
-vLLM's own class turns it on by the length of the context that is served, unless
-generation_config.json says otherwise; Hugging Face's goes by config.json, true where it is silent.
+vLLM's class turns it on by the length of the served context, unless generation_config.json states
+it.  Hugging Face's class reads config.json, with true as its default.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors on their way to the parameters of a model."""
+"""Loading of a checkpoint's tensors into the parameters of a model."""
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.format import Format
 from attnres_serve.formats.keys import TRAINING_KEYS
-from attnres_serve.model.config import OWN_FIELDS, build, spec_of
+from attnres_serve.model.config import ATTN_RES_FIELDS, build, spec_of
 from attnres_serve.model.edited_sites import EditedSites
 from attnres_serve.model.origin import Origin
 from attnres_serve.model.site_norm import SiteNorm
@@ -44,29 +44,29 @@ else:
 
 
 class LoadingMixin(_Base):
-    """What loads a checkpoint into a model class of vLLM's.
+    """The loading of a checkpoint into a vLLM model class.
 
     Attributes:
-        attn_res_format: of the checkpoint, see ``formats``.
-        attn_res_base: the tensors beside those of AttnRes.
+        attn_res_format: the checkpoint's format, see ``formats``.
+        attn_res_base: the family's tensors, without those of AttnRes.
         attn_res_parameters: see ``parameters_of``.
-        attn_res_dtype: that of activations, and of weights where nothing else is said.
-        attn_res_has_head: whether vLLM takes drafts from the checkpoint's own head.
+        attn_res_dtype: dtype of activations and, by default, of weights.
+        attn_res_has_draft_head: whether vLLM takes drafts from the checkpoint's draft head.
         attn_res_loaded: whether a whole checkpoint has been loaded, and no other is expected.
-        attn_res_takes_house_names: whether what is loaded may have house names in any format.
-        attn_res_head: house names of the tensors of the checkpoint that predict further tokens.
-        attn_res_origin: where the rest of a partial update is read.
-        attn_res_edited: what writes edits into the sites; None for a model that has none.
+        attn_res_takes_house_names: whether tensors may have house names in any format.
+        attn_res_draft_head: house names of the tensors of the checkpoint's draft head.
+        attn_res_origin: the folder that a partial update reads its other tensors from.
+        attn_res_edited: the sites with the edits in them; None for a model without edits.
     """
 
     attn_res_format: Format
     attn_res_base: BaseTensors
     attn_res_parameters: dict[tuple[int, str], list[str]]
     attn_res_dtype: torch.dtype
-    attn_res_has_head: bool
+    attn_res_has_draft_head: bool
     attn_res_loaded: bool
     attn_res_takes_house_names = False
-    attn_res_head: frozenset[str] = frozenset()
+    attn_res_draft_head: frozenset[str] = frozenset()
     attn_res_origin: Origin
     attn_res_edited: EditedSites | None = None
 
@@ -74,9 +74,9 @@ class LoadingMixin(_Base):
         """Load a whole checkpoint of any served format.
 
         Raises:
-            CheckpointError: a tensor of this stage is missing, left over or misshapen, or one has
-                a number that is not finite.
-            SettingError: weights are loaded, and none were expected in their place.
+            CheckpointError: a tensor of this stage is missing, unexpected or misshapen, or has a
+                number that is not finite.
+            SettingError: weights are loaded already, and no update was begun.
         """
         if self.attn_res_loaded:
             raise SettingError(
@@ -86,26 +86,26 @@ class LoadingMixin(_Base):
         index = self.attn_res_index(self.attn_res_takes_house_names)
         loaded: set[str] = super().load_weights(self._by_module(weights, index))
         loaded |= self._write_edits()
-        # No part is left at what memory held, even if no folder could be validated before.
+        # No parameter keeps uninitialised memory, even if no folder could be validated before.
         index.close(self.attn_res_is_here)
         if index.base.quantisation:
             self._require_one_quantisation(index, loaded)
-        _tell_aside(index, self.attn_res_has_head)
+        _log_ignored(index, self.attn_res_has_draft_head)
         events.tell("loaded")
         self.attn_res_loaded = True
         config = self.attn_res_base.config
-        self.attn_res_head |= {name for name in index.stored if is_draft(name, config)}
+        self.attn_res_draft_head |= {name for name in index.stored if is_draft(name, config)}
         return loaded
 
     def attn_res_index(self, takes_house_names: bool) -> TensorIndex:
-        """The index of a checkpoint of this model, of which no tensor has come."""
+        """An empty index of a checkpoint of this model."""
         spec = spec_of(self.config)
         return TensorIndex(self.attn_res_format, self.attn_res_base, spec, takes_house_names)
 
     def attn_res_validate(self, folder: str) -> None:
-        """Raise CheckpointError unless a folder has a checkpoint that may replace the loaded one.
+        """Raise CheckpointError unless a folder's checkpoint may replace the loaded one.
 
-        All its values are read.
+        It reads all values.
         """
         checkpoint = check_folder(Path(folder))
         if key := _difference(self.config, build(checkpoint.translated(folder))):
@@ -114,12 +114,12 @@ class LoadingMixin(_Base):
                 "start a new engine with it."
             )
         for path in read.files(Path(folder)):
-            for own, tensor in read.tensors(path):
-                check_finite(own, tensor, self.attn_res_dtype)
+            for name, tensor in read.tensors(path):
+                check_finite(name, tensor, self.attn_res_dtype)
 
     @contextmanager
     def attn_res_expecting(self, takes_house_names: bool = False) -> Iterator[None]:
-        """Let a checkpoint that was validated take the place of the loaded one.
+        """Let a validated checkpoint replace the loaded one.
 
         Args:
             takes_house_names: whether its tensors may have house names in any format.
@@ -131,12 +131,12 @@ class LoadingMixin(_Base):
             self.attn_res_loaded, self.attn_res_takes_house_names = True, False
 
     def _write_edits(self) -> set[str]:
-        """Write edits into the sites; the names of the biases, which no checkpoint need fill."""
+        """Write edits into the sites; return the names of biases, which a checkpoint may lack."""
         if self.attn_res_edited is None:
             return set()
         self.attn_res_edited.keep()
         biases = {id(module.bias) for module in self.modules() if isinstance(module, SiteNorm)}
-        return {name for name, found in self.named_parameters() if id(found) in biases}
+        return {name for name, parameter in self.named_parameters() if id(parameter) in biases}
 
     def _by_module(
         self, weights: Iterable[tuple[str, Tensor]], index: TensorIndex
@@ -144,16 +144,16 @@ class LoadingMixin(_Base):
         """Rename the stream; an AttnRes tensor becomes a parameter of the norm at its site.
 
         Args:
-            weights: the checkpoint's tensors by its own names.
-            index: takes them.
+            weights: the checkpoint's tensors by their names in it.
+            index: the index that takes them.
         """
-        for own, tensor in weights:
+        for stored_name, tensor in weights:
             dtype = DTYPES.get(tensor.dtype, str(tensor.dtype))
-            parts = index.take(own, Stored(tuple(tensor.shape), dtype))
+            parts = index.take(stored_name, Stored(tuple(tensor.shape), dtype))
             first = next(iter(parts))
-            if decoder.is_ours_to_look_at(own) and not is_aside(first, index.base.config):
-                check_finite(own, tensor, self.attn_res_served_in(first, parts[first]))
-            for name, piece in index.pieces(own, tensor):
+            if decoder.is_ours_to_look_at(stored_name) and not is_aside(first, index.base.config):
+                check_finite(stored_name, tensor, self.attn_res_served_in(first, parts[first]))
+            for name, piece in index.pieces(stored_name, tensor):
                 index.check_values(name, piece)
                 if (site := parts[name]) is None:
                     if not is_aside(name, index.base.config):
@@ -162,21 +162,21 @@ class LoadingMixin(_Base):
                 for parameter in self.attn_res_parameters[site]:
                     values, like = piece.reshape(-1), decoder.parameter(self, parameter)
                     if like is not None and like.numel() > values.numel():
-                        # A recency bias is the last one of several, whose others are zero.
+                        # A recency bias is the last of several biases; the others are zero.
                         values = pad(values, (like.numel() - values.numel(), 0))
                     yield parameter, values
         if lacks_first_site(self.attn_res_format):
             hidden = index.base.config["hidden_size"]
-            for part in PARTS:  # they never matter, and vLLM wants all parameters filled
+            for part in PARTS:  # vLLM requires all parameters; no result depends on these
                 for parameter in self.attn_res_parameters.get((0, part), ()):
                     yield parameter, torch.zeros(hidden)
 
     def attn_res_served_in(self, name: str, site: tuple[int, str] | None) -> torch.dtype:
-        """The type that a tensor is cast to, by its house name and the site that it is of."""
+        """The dtype that a tensor is cast to, by its house name and its site."""
         if site is not None:
             return torch.float32
-        found = getattr(decoder.parameter(self, name), "dtype", None)
-        return found if DTYPES.get(found) in FLOATS else self.attn_res_dtype
+        dtype = getattr(decoder.parameter(self, name), "dtype", None)
+        return dtype if DTYPES.get(dtype) in FLOATS else self.attn_res_dtype
 
     def attn_res_is_here(self, name: str) -> bool:
         """Whether this pipeline stage needs a tensor, by its house name."""
@@ -186,18 +186,18 @@ class LoadingMixin(_Base):
         return bool(self.attn_res_parameters[site])
 
     def _require_one_quantisation(self, index: TensorIndex, loaded: Collection[str]) -> None:
-        """Raise if vLLM reads ``quantization_config`` otherwise than the checkpoint is quantised.
+        """Raise CheckpointError if the checkpoint's dtypes differ from vLLM's.
 
-        It would cast weights of another type, and multiply by scales that nothing filled.
+        vLLM would cast weights of another dtype, and multiply by uninitialised scales.
         """
         for name in filter(quantized.is_weight, index.stored):
             parameter, dtype = decoder.parameter(self, name), index.stored[name].dtype
-            wanted = dtype if parameter is None else DTYPES.get(parameter.dtype, dtype)
-            if dtype != wanted and not {dtype, wanted} <= {*FLOATS}:
-                own = index.own_names[name]
+            vllm_dtype = dtype if parameter is None else DTYPES.get(parameter.dtype, dtype)
+            if dtype != vllm_dtype and not {dtype, vllm_dtype} <= {*FLOATS}:
                 raise CheckpointError(
-                    f"the tensor {own} holds {dtype}, but by quantization_config vLLM "
-                    f"reads {wanted}; quantization_config must say how each layer is quantised."
+                    f"the tensor {index.own_names[name]} holds {dtype}, but by quantization_config "
+                    f"vLLM reads {vllm_dtype}; quantization_config must say how each layer is "
+                    "quantised."
                 )
         if missing := decoder.unfilled(self, loaded):
             raise CheckpointError(
@@ -208,8 +208,8 @@ class LoadingMixin(_Base):
 
 
 def _difference(one: object, other: object) -> str | None:
-    """A key of config.json by which two configurations of ``build`` are of two models, or None."""
-    for field in reversed(OWN_FIELDS):  # others follow from attn_res_config
+    """The first key of config.json in which two configurations of ``build`` differ, or None."""
+    for field in reversed(ATTN_RES_FIELDS):  # others follow from attn_res_config
         first, second = getattr(one, field), getattr(other, field)
         if field != "attn_res_config":
             if first != second:
@@ -222,12 +222,12 @@ def _difference(one: object, other: object) -> str | None:
     return None
 
 
-def _tell_aside(index: TensorIndex, has_head: bool) -> None:
-    """Say which tensors of a checkpoint are not served, and what the model does without them.
+def _log_ignored(index: TensorIndex, has_draft_head: bool) -> None:
+    """Log which tensors of a checkpoint are ignored, and what the model lacks without them.
 
     Args:
-        index: all of its tensors.
-        has_head: whether those that predict further tokens are read.
+        index: all tensors of the checkpoint.
+        has_draft_head: whether the tensors of its draft head are read.
     """
     for name in filter(is_unread, index.stored):
         if decoder.is_first_worker():
@@ -237,7 +237,7 @@ def _tell_aside(index: TensorIndex, has_head: bool) -> None:
             )
     drafts = sum(is_draft(name, index.base.config) for name in index.stored)
     for count, what, without in (
-        (0 if has_head else drafts, "predict further tokens", "drafts of its own"),
+        (0 if has_draft_head else drafts, "predict further tokens", "drafts of its own"),
         (sum(map(is_of_images, index.stored)), "read images", "images"),
     ):
         if count and decoder.is_first_worker():
@@ -250,17 +250,17 @@ def _tell_aside(index: TensorIndex, has_head: bool) -> None:
 def parameters_of(
     installed: dict[int, SiteNorm], spec: AttnResSpec, decoder_name: str
 ) -> dict[tuple[int, str], list[str]]:
-    """The parameters of this pipeline stage that each AttnRes tensor of a checkpoint fills.
+    """The parameters of this pipeline stage for each AttnRes tensor of a checkpoint.
 
-    There are several where sites share a query, and none where they are another stage's.
+    A tensor has several if sites share a query, and none if its sites are on another stage.
 
     Args:
         installed: the sites of this stage.
         spec: the model's depth attention.
-        decoder_name: the attribute of the model that holds them.
+        decoder_name: the attribute of the model that holds the decoder.
     """
     names = {"proj": "query", "norm": "key_norm", "bias": "bias"}
-    parameters: dict[tuple[int, str], list[str]] = {found: [] for found in expected_parts(spec)}
+    parameters: dict[tuple[int, str], list[str]] = {key: [] for key in expected_parts(spec)}
     for site, part in parameters:
         parameters[site, part] = [
             f"{decoder_name}.{norm.site.norm}.{names[part]}"

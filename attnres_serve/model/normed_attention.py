@@ -1,5 +1,5 @@
 """vLLM's Llama with a norm of each head's queries before the rotary embedding, and of its keys
-behind it.  Embeddings may be multiplied by the root of the hidden size.
+after it.  Embeddings may be multiplied by the square root of the hidden size.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from attnres_serve.families.normed_llama import DEFAULTS, NORMS, SCALE
 
 
 class NormedLlamaAttention(LlamaAttention):
-    """Llama's attention; a norm is of a head's size, and every tensor-parallel rank holds both."""
+    """Llama's attention with norms of the head size; every tensor-parallel rank holds both."""
 
     def __init__(self, *, config: LlamaConfig, **rest: Any) -> None:
         super().__init__(config=config, **rest)
@@ -37,7 +37,7 @@ class NormedLlamaAttention(LlamaAttention):
         return output
 
     def _normed(self, heads: Tensor, norm: RMSNorm | None) -> Tensor:
-        """Heads side by side, ``[tokens, heads * head_dim]``, each of them normed."""
+        """Heads side by side, ``[tokens, heads * head_dim]``, each normed."""
         if norm is None:
             return heads
         return norm(heads.unflatten(-1, (-1, self.head_dim))).flatten(-2)

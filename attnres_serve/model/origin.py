@@ -1,4 +1,4 @@
-"""Where the weights of a running model come from, so that a part of them can be replaced."""
+"""The origin of a running model's weights, which a partial update reads the other tensors from."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,11 +14,11 @@ WAY = "send all tensors, or give weights_path once."
 
 
 class Origin:
-    """A folder, and tensors that have taken the place of some of its.
+    """A folder, and tensors that have replaced some of the folder's.
 
     Attributes:
         name: the folder or model id; None after an update by tensors alone.
-        newer: those tensors, by house names.
+        newer: the replacements, by house names.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -27,10 +27,10 @@ class Origin:
         self._stamp = self._files()
 
     def folder(self) -> Path:
-        """The folder of the rest of a partial update.
+        """The folder of the tensors that a partial update leaves out.
 
         Raises:
-            CheckpointError: there is none, or its files have changed.
+            CheckpointError: there is no folder, or its files have changed.
         """
         local = None if self.name is None else hub.local_path(self.name)
         if local is None:
@@ -42,59 +42,59 @@ class Origin:
         return local
 
     def check_unchanged(self, what: str) -> None:
-        """Raise CheckpointError if the folder's files are others than when this was made.
+        """Raise CheckpointError if the folder's files have changed since this was made.
 
         Args:
-            what: begins the sentence, before the folder.
+            what: the beginning of the sentence, before the folder.
         """
         if self._files() != self._stamp:
             raise CheckpointError(f"{what} {self.name}, whose files have changed meanwhile; {WAY}")
 
     def with_newer(self, sent: Mapping[str, Tensor], is_tied: bool) -> dict[str, Tensor]:
-        """What takes the place of the folder's tensors with further ones, by house names.
+        """The replacements of the folder's tensors with an update, by house names.
 
         Args:
-            sent: the further ones.
-            is_tied: whether the head is the embedding; an older one of it does not stay then.
+            sent: the tensors of the update.
+            is_tied: whether the head is the embedding; then a new embedding drops an older head.
         """
-        twin = _twin(sent, is_tied)
-        return {name: x for name, x in self.newer.items() if name not in twin} | {**sent}
+        outdated = _outdated_head(sent, is_tied)
+        return {name: x for name, x in self.newer.items() if name not in outdated} | {**sent}
 
     def _files(self) -> dict[str, tuple[int, int]]:
         local = None if self.name is None else hub.local_path(self.name)
         if local is None:
             return {}
-        found = ((path.name, path.stat()) for path in local.glob("*.safetensors"))
-        return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found}
+        stats = ((path.name, path.stat()) for path in local.glob("*.safetensors"))
+        return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats}
 
 
 def stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a folder by their own names."""
+    """The tensors of a folder by their names in it."""
     for path in read.files(folder):
         yield from read.tensors(path)
 
 
-def _twin(newer: Mapping[str, Tensor], is_tied: bool) -> set[str]:
-    """The head, where it is the embedding and that is among newer tensors; nothing otherwise."""
+def _outdated_head(newer: Mapping[str, Tensor], is_tied: bool) -> set[str]:
+    """The head's name, if the head is the embedding and newer tensors have a new embedding."""
     return {HEAD} if is_tied and not newer.keys().isdisjoint(EMBEDDINGS) else set()
 
 
 def rest(
     index: TensorIndex, folder: Path, newer: Mapping[str, Tensor], is_tied: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a folder without those that others have taken the place of.
+    """The tensors of a folder that have no replacement.
 
     Args:
-        index: of the same model, which no tensor of the folder was entered in.
+        index: an index of the same model without the folder's tensors.
         folder: the checkpoint.
-        newer: those others, by house names.
-        is_tied: whether the head is the embedding, and comes with a newer one.
+        newer: the replacements, by house names.
+        is_tied: whether the head is the embedding; then a new embedding replaces the head.
 
     Yields:
-        A tensor by its own name, or a part of one by its house name.
+        A tensor by its stored name, or a part of a fused tensor by its house name.
     """
-    taken = newer.keys() | _twin(newer, is_tied)
-    for own, tensor in stored(folder):
-        parts = dict(index.pieces(own, tensor))
+    taken = newer.keys() | _outdated_head(newer, is_tied)
+    for stored_name, tensor in stored(folder):
+        parts = dict(index.pieces(stored_name, tensor))
         left = {name: piece for name, piece in parts.items() if name not in taken}
-        yield from ([(own, tensor)] if len(left) == len(parts) else left.items())
+        yield from ([(stored_name, tensor)] if len(left) == len(parts) else left.items())

@@ -1,6 +1,6 @@
-"""Weights that take the place of a model's while its engine runs.
+"""Replacement of a model's weights while its engine runs.
 
-All of them are validated before one is touched: a bad tensor leaves the old weights as they are.
+All new tensors are validated before a weight is changed: after a bad tensor the old weights stay.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,16 +26,16 @@ from attnres_serve.model.origin import Origin
 
 
 class ModelUpdate:
-    """Tensors for an AttnRes model, by the names of its format or the house format's."""
+    """Tensors for an AttnRes model, by the names of its format or of the house format."""
 
     def __init__(self, worker: Any, model: LoadingMixin, config: Any, is_partial: bool) -> None:
         """Begin with no tensor.
 
         Args:
-            worker: vLLM's.
-            model: the served one, or what drafts come from.
+            worker: vLLM's worker.
+            model: the served model, or the draft model.
             config: vLLM's configuration of the model.
-            is_partial: whether tensors that do not come stay as they are.
+            is_partial: whether tensors that are not sent keep their values.
         """
         self._worker, self._model, self._config = worker, model, config
         self._is_partial = is_partial
@@ -49,30 +49,31 @@ class ModelUpdate:
         check_finite(name, tensor, self._model.attn_res_served_in(first, parts[first]))
         for part, piece in self._index.pieces(name, tensor):
             self._index.check_values(part, piece)
-        is_twin = self._base.is_tied and not parts.keys().isdisjoint(TIED)  # of what is here
-        if is_twin or any(map(self._model.attn_res_is_here, parts)):
+        # A tied tensor may come under the name that another stage needs.
+        is_tied = self._base.is_tied and not parts.keys().isdisjoint(TIED)
+        if is_tied or any(map(self._model.attn_res_is_here, parts)):
             self._tensors[name] = tensor
 
     def apply(self) -> None:
-        head = {name for name in self._index.stored if is_draft(name, self._base.config)}
-        if missing := sorted(self._model.attn_res_head - head) if head else []:
+        sent = {name for name in self._index.stored if is_draft(name, self._base.config)}
+        if missing := sorted(self._model.attn_res_draft_head - sent) if sent else []:
             raise CheckpointError(
                 f"the update lacks the tensor {missing[0]} (in house names) of the head that "
                 "predicts further tokens; send all of its tensors, or none."
             )
-        has_head = bool(head) and self._model.attn_res_has_head
+        has_draft_head = bool(sent) and self._model.attn_res_has_draft_head
         if self._is_partial:
-            self._apply_partial(has_head)
+            self._apply_partial(has_draft_head)
             return
         self._index.close()
-        renew(self._worker, self._model, self._config, self._tensors.items, has_head)
+        renew(self._worker, self._model, self._config, self._tensors.items, has_draft_head)
         self._model.attn_res_origin = Origin(None)
 
     @property
     def _base(self) -> Any:
         return self._model.attn_res_base
 
-    def _apply_partial(self, has_head: bool) -> None:
+    def _apply_partial(self, has_draft_head: bool) -> None:
         of_rest = self._model.attn_res_origin
         folder = of_rest.folder()
         self._model.attn_res_validate(str(folder))
@@ -94,12 +95,12 @@ class ModelUpdate:
             for part, piece in together.pieces(name, tensor):
                 together.check_values(part, piece)
         together.close()
-        renew(self._worker, self._model, self._config, whole, has_head)
+        renew(self._worker, self._model, self._config, whole, has_draft_head)
         of_rest.newer = newer
 
 
 class DraftUpdate:
-    """Tensors for a draft model or head without sites: exactly those of its folder."""
+    """Tensors for a draft model or draft head without sites: exactly those of its folder."""
 
     def __init__(self, worker: Any, model: torch.nn.Module, config: Any) -> None:
         self._worker, self._model, self._config = worker, model, config
@@ -108,27 +109,27 @@ class DraftUpdate:
                 f"the drafts of {config.model} are not read from a folder, so their tensors are "
                 "not known; start a new engine with new drafts."
             )
-        self._wanted: Mapping[str, Stored] = read_headers(folder)
+        self._expected: Mapping[str, Stored] = read_headers(folder)
         self._tensors: dict[str, Tensor] = {}
 
     def take(self, name: str, tensor: Tensor) -> None:
-        found = _header(name, tensor)
-        if name not in self._wanted or name in self._tensors:
+        header = _header(name, tensor)
+        if name not in self._expected or name in self._tensors:
             how = "has come before" if name in self._tensors else "is not in its folder"
             raise CheckpointError(f"the tensor {name} of the draft {how}; send each one once.")
-        check_shape(name, found.shape, self._wanted[name].shape)
+        check_shape(name, header.shape, self._expected[name].shape)
         tensor = _copy(tensor)  # its owner may change it
         check_finite(name, tensor, self._config.dtype)
         self._tensors[name] = tensor
 
     def apply(self) -> None:
-        if missing := self._wanted.keys() - self._tensors.keys():
+        if missing := self._expected.keys() - self._tensors.keys():
             raise CheckpointError(f"the update of the draft lacks the tensor {min(missing)}.")
         renew(self._worker, self._model, self._config, self._tensors.items)
 
 
 def begin(worker: Any, is_draft_model: bool = False, is_partial: bool = False) -> Update:
-    """An update of what a worker serves, or of what its drafts come from.
+    """An update of a worker's served model or draft model.
 
     Raises:
         CheckpointError: there is no draft model, or its tensors are not known.
@@ -136,51 +137,51 @@ def begin(worker: Any, is_draft_model: bool = False, is_partial: bool = False) -
     if not is_draft_model:
         model: Any = worker.get_model()
         return ModelUpdate(worker, model, worker.model_config, is_partial)
-    found = decoder.draft_model(worker)
-    if found is None:
+    draft = decoder.draft_model(worker)
+    if draft is None:
         raise CheckpointError("this engine has no draft model whose weights could be replaced.")
-    if isinstance(found[0], LoadingMixin):
-        return ModelUpdate(worker, *found, is_partial)
-    return DraftUpdate(worker, *found)
+    if isinstance(draft[0], LoadingMixin):
+        return ModelUpdate(worker, *draft, is_partial)
+    return DraftUpdate(worker, *draft)
 
 
 def from_folder(worker: Any, name: str | None) -> None:
-    """Put the checkpoint of a folder in the place of what a worker serves.
+    """Replace a worker's weights by those of a folder.
 
     Args:
-        worker: vLLM's.
-        name: the folder, or a model id whose files are on this machine; None for what is served.
+        worker: vLLM's worker.
+        name: the folder, or a model id whose files are on this machine; None for the served model.
 
     Raises:
-        CheckpointError: it is no checkpoint of this model that can be served; nothing was changed.
+        CheckpointError: the folder has no valid checkpoint of this model; nothing was changed.
     """
     model: Any = worker.get_model()
     revision = worker.model_config.revision if name is None else None
     folder = str(hub.on_this_machine(name or worker.model_config.model, revision))
-    found = Origin(folder)  # before its values are looked at
+    new_origin = Origin(folder)  # before its values are read
     model.attn_res_validate(folder)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         yield from origin.stored(Path(folder))
-        found.check_unchanged("the weights were being read from")
+        new_origin.check_unchanged("the weights were being read from")
 
-    renew(worker, model, worker.model_config, tensors, model.attn_res_has_head)
+    renew(worker, model, worker.model_config, tensors, model.attn_res_has_draft_head)
     worker.model_config.model, worker.model_config.revision = folder, None
-    model.attn_res_origin = found
+    model.attn_res_origin = new_origin
 
 
-def renew(worker: Any, model: Any, config: Any, tensors: Any, has_head: bool = False) -> None:
-    """Load a model anew, and with it the head of the same checkpoint.
+def renew(worker: Any, model: Any, config: Any, tensors: Any, has_draft_head: bool = False) -> None:
+    """Load a model again, and the draft head of the same checkpoint.
 
     Args:
-        worker: vLLM's; its ``attn_res_broken`` names models without whole weights.
-        model: what is loaded.
-        config: vLLM's configuration of it.
-        tensors: gives all its tensors that are validated, each time that it is called.
-        has_head: whether drafts come from a head that the tensors have too.
+        worker: vLLM's worker; its ``attn_res_broken`` names models without whole weights.
+        model: the model to load.
+        config: vLLM's configuration of the model.
+        tensors: returns all its validated tensors on every call.
+        has_draft_head: whether the tensors include those of a draft head in use.
     """
-    found = decoder.draft_model(worker) if has_head else None
-    names = {TARGET if model is worker.get_model() else DRAFT} | ({DRAFT} if found else set())
+    draft = decoder.draft_model(worker) if has_draft_head else None
+    names = {TARGET if model is worker.get_model() else DRAFT} | ({DRAFT} if draft else set())
     with _broken(worker, names):
         if isinstance(model, LoadingMixin):
             untied = getattr(config, "word_embeddings_untied_by_checkpoint", False)
@@ -193,31 +194,31 @@ def renew(worker: Any, model: Any, config: Any, tensors: Any, has_head: bool = F
                 renewal.renew(model, config, lambda: model.load_weights(whole()))
         else:
             renewal.renew(model, config, lambda: model.load_weights(tensors()))
-        if found is not None:
-            head, of_head = found
-            renewal.renew(head, of_head, lambda: head.load_weights(tensors()))
+        if draft is not None:
+            draft_head, draft_config = draft
+            renewal.renew(draft_head, draft_config, lambda: draft_head.load_weights(tensors()))
 
 
 def _with_head(
     model: LoadingMixin, tensors: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors and the head of a tied model, which may not be among them.
+    """The same tensors and, if it is not among them, the head of a tied model.
 
-    Where the checkpoint of the start stores it, vLLM's model has a parameter for it alone.
+    vLLM's model has a separate parameter for the head if its first checkpoint stored one.
     """
     index, embedding, has_head = model.attn_res_index(takes_house_names=True), None, False
-    for own, tensor in tensors:
-        for name, piece in index.pieces(own, tensor):
+    for stored_name, tensor in tensors:
+        for name, piece in index.pieces(stored_name, tensor):
             has_head |= name == HEAD
             embedding = piece if name in EMBEDDINGS else embedding
-        yield own, tensor
+        yield stored_name, tensor
     if not has_head and embedding is not None:
         yield HEAD, embedding
 
 
 @contextmanager
 def _broken(worker: Any, names: set[str]) -> Iterator[None]:
-    """Models of a worker have no whole weights within, nor after a failure."""
+    """Mark models of a worker as without whole weights; after a failure they stay marked."""
     others: set[str] = set(getattr(worker, "attn_res_broken", ())) - names
     worker.attn_res_broken = others | names
     yield
@@ -225,10 +226,10 @@ def _broken(worker: Any, names: set[str]) -> Iterator[None]:
 
 
 def _header(name: str, tensor: Any) -> Stored:
-    """What is known of a tensor by its kind.
+    """The header of a tensor.
 
     Raises:
-        CheckpointError: it is no tensor, or one without values.
+        CheckpointError: it is no tensor, or has no values.
     """
     tensor_file.require_tensor(name, tensor)
     return read.header(name, read.plain(name, tensor, Path("the update")), Path("the update"))

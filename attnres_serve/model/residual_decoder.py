@@ -1,4 +1,4 @@
-"""The order of a decoder that hands on a residual and norms at its end, where the last site is."""
+"""A decoder's forward pass with a residual between layers and a norm at the end, the last site."""
 
 from itertools import islice
 from typing import Any
@@ -9,10 +9,10 @@ from vllm.sequence import IntermediateTensors
 
 
 class ResidualDecoder:
-    """It has the arguments of vLLM's own, by which a decoder is compiled."""
+    """It has the arguments of vLLM's decoders, which torch.compile depends on."""
 
     def embed(self: Any, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """What the first layer receives."""
+        """The input of the first layer."""
         return self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
 
     def forward(
@@ -30,7 +30,7 @@ class ResidualDecoder:
         else:
             hidden_states = self.embed(input_ids, inputs_embeds)
         for layer in islice(self.layers, self.start_layer, self.end_layer):
-            # A variant of Kimi Linear returns a sum of its own between the two.
+            # A variant of Kimi Linear returns another sum between the two.
             hidden_states, *_, residual = layer(positions, hidden_states, residual)
         if not get_pp_group().is_last_rank:
             return IntermediateTensors({"hidden_states": hidden_states, "residual": residual})

@@ -1,12 +1,12 @@
 """Sites whose tokens are divided over the workers of tensor parallelism.
 
-In a step of many tokens a worker computes the sites of its own tokens alone: the sum of a
-sublayer's parts is scattered, and the mix is gathered.  So its bank has its own tokens only.  In a
-step of few tokens, where starting two collectives costs more than that saves, every worker computes
-all of them.
+In a step of many tokens a worker computes the sites of its share of the tokens: the sum of a
+sublayer's partial outputs is scattered, and the mix is gathered.  So its bank has only these
+tokens.  In a step of few tokens, where starting two collectives costs more than that saves, every
+worker computes all tokens.
 
-A graph of any number of tokens cannot choose.  There a site is one operator, which chooses by the
-tokens that it is given; a CUDA graph records the choice for its number.
+A graph for any number of tokens cannot choose.  There a site is one operator, which chooses by the
+number of its tokens; a CUDA graph records the choice for its number.
 """
 
 from collections.abc import Mapping
@@ -25,40 +25,40 @@ from attnres_serve.model.site_norm import SiteNorm, State
 
 @dataclass
 class Division:
-    """How the tokens of a model's steps are divided.
+    """The division of the tokens of a model's steps.
 
     Attributes:
-        least: tokens of the smallest step that is divided.
-        state: what a site of compiled code has for the next one, within a step.
+        least: tokens of the smallest divided step.
+        state: within a step of compiled code, the state from the last site for the next one.
     """
 
     least: int
     state: State | None = None
 
     def divides(self, tokens: int) -> bool:
-        """Whether a step of so many tokens is divided."""
+        """Whether a step of this number of tokens is divided."""
         return tokens >= self.least
 
 
 class Elsewhere(NamedTuple):
-    """What a site of compiled code hands on: the state itself is in ``Division``."""
+    """The placeholder that a site of compiled code returns; the state is in ``Division``."""
 
     site: int
 
 
 class ShardedSite(SiteNorm):
-    """A site that is given whole rows of a part of the sum, or of the sum, and gives whole rows.
+    """A site that takes and returns all tokens; it may have to sum its input over workers.
 
     Args:
-        division: of the tokens.
+        division: the division of the tokens.
         rest: see ``SiteNorm``.
     """
 
     def __init__(self, division: Division, *rest: Any) -> None:
         super().__init__(*rest)
         self.division = division
-        self.is_given_a_part = False  # see ``leave_sums``
-        # Of the graph an input, and no constant: it is then the same for every layer.
+        self.reduces_delta = False  # whether it sums over workers, see ``leave_sums``
+        # A graph input, not a constant, so that all layers share one graph.
         self.number = torch.tensor([self.site.index], device="cpu")
         _sites[self.site.index] = self
 
@@ -76,46 +76,47 @@ class ShardedSite(SiteNorm):
         tokens = len(delta)
         if not self.division.divides(tokens):
             return super().run(self._whole(delta), residual)
-        own = token_shards.own_sum(delta) if self.is_given_a_part else token_shards.own(delta)
+        share = token_shards.own_sum(delta) if self.reduces_delta else token_shards.own(delta)
         if isinstance(residual, Tensor):  # the embedding
             residual = token_shards.own(residual)
-        normed, state = super().run(own, residual)
+        normed, state = super().run(share, residual)
         return token_shards.gathered(normed, tokens), state
 
-    def given(self, delta: Tensor) -> Tensor:
-        return self._whole(delta.clone())  # on a CPU the sum is written over what is added up
+    def whole_delta(self, delta: Tensor) -> Tensor:
+        return self._whole(delta.clone())  # on a CPU the sum overwrites its input
 
     def _whole(self, delta: Tensor) -> Tensor:
-        return token_shards.whole_sum(delta) if self.is_given_a_part else delta
+        return token_shards.whole_sum(delta) if self.reduces_delta else delta
 
 
 def leave_sums(model: nn.Module, spec: AttnResSpec, installed: Mapping[int, SiteNorm]) -> None:
-    """Leave the sums of sublayers to the sites behind them, where one layer of theirs adds up.
+    """Leave the sum of a sublayer over workers to the site after it, where one layer adds it up.
 
-    A norm between the two needs the sum, as experts do that add up by themselves.
+    This is not possible with a norm between the two, which needs the sum, nor with experts that
+    sum by themselves.
 
     Args:
         model: vLLM's decoder, on one pipeline stage.
         spec: its depth attention.
-        installed: its sites by their index.
+        installed: its sites by index.
     """
     for index, site in installed.items():
         if index and isinstance(site, ShardedSite):
             before = spec.layout.sublayers[index - 1]
             layer = model.layers[before.layer]
-            site.is_given_a_part = not _norms_sums(layer) and token_shards.leave_sum(
+            site.reduces_delta = not _norms_sums(layer) and token_shards.leave_sum(
                 layer, before.kind
             )
 
 
 def _norms_sums(layer: nn.Module) -> bool:
-    """Whether a layer norms what a sublayer gives, for which it needs the whole sum."""
+    """Whether a layer norms the output of a sublayer, which needs the whole sum."""
     return any(
         decoder.is_norm(child) and not isinstance(child, ShardedSite) for child in layer.children()
     )
 
 
-# Of the model of this process, by their index: an operator takes no module.
+# The sites of this process's model by index: an operator takes no module.
 _sites: WeakValueDictionary[int, ShardedSite] = WeakValueDictionary()
 
 
@@ -123,13 +124,13 @@ def _run(delta: Tensor, embedding: Tensor | None, number: Tensor) -> Tensor:
     site = _sites[int(number)]
     division = site.division
     if not division.divides(len(delta)):
-        # The graph takes its tensors back: a state must not hold them, nor a site give them.
-        if delta.is_cpu or not site.is_given_a_part:  # elsewhere the sum is a tensor of its own
+        # The graph reuses its tensors: a state must not hold them, nor a site return them.
+        if delta.is_cpu or not site.reduces_delta:  # otherwise the sum is a new tensor
             delta = delta.clone()
         embedding = None if embedding is None else embedding.clone()
-    given = division.state if embedding is None else embedding
-    assert given is not None, "the site before has run"
-    normed, state = site.run(delta, given)
+    residual = division.state if embedding is None else embedding
+    assert residual is not None, "the site before has run"
+    normed, state = site.run(delta, residual)
     division.state = None if site.site.layer is None else state
     return normed
 

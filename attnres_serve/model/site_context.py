@@ -1,4 +1,4 @@
-"""What a norm knows of its place in a pipeline stage, made before the norm."""
+"""The place of a norm in a pipeline stage, made before the norm."""
 
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -10,10 +10,10 @@ B = TypeVar("B", bound=Backend)
 
 
 class Learned(Protocol):
-    """The holder of a site's parameters, which are read anew in every pass."""
+    """The holder of a site's parameters, which are read in every pass."""
 
     def site_weights(self) -> SiteWeights:
-        """The arguments of the backend's functions that the site has learned."""
+        """The site's parameters as arguments of the backend's functions."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class SiteContext(Generic[B]):
         site: its description.
         algorithm: one of ``settings.ALGORITHMS``.
         backend: the functions that compute it.
-        group: how many sites share its phase 1, this one among them; 1 if it has none.
-        position: of this site in its group.
-        bank_slot: where it works in a bank of the stage.
-        slots: rows that such a bank needs.
+        group: number of the sites that share its phase 1, including this one; 1 without a phase 1.
+        position: its position in the group.
+        bank_slot: its slot in a bank of the stage.
+        slots: number of rows of such a bank.
         enters_stage: whether it is the first site of a stage that is not the first stage.
         leaves_stage: whether it is the last site of a stage that is not the last stage.
     """
@@ -37,7 +37,7 @@ class SiteContext(Generic[B]):
     backend: B
     group: int
     position: int
-    bank_slot: BankSlot = field(compare=False)  # it holds a tensor, and follows from the rest
+    bank_slot: BankSlot = field(compare=False)  # a tensor, and determined by the other fields
     slots: int
     enters_stage: bool
     leaves_stage: bool

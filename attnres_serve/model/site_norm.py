@@ -1,8 +1,8 @@
-"""The site-aware norm: what takes the place of a decoder's RMSNorms.
+"""The site-aware norm, which replaces a decoder's RMSNorms.
 
 vLLM's decoder layers pass ``hidden, residual`` from norm to norm.  Here ``residual`` is a depth
 state: the finished blocks, the running partial sum and, for two-phase, the phase-1 answers of a
-group of sites.  Between pipeline stages it travels as one tensor ``[tokens, rows, hidden]``.
+group of sites. Between pipeline stages it is sent as one tensor ``[tokens, rows, hidden]``.
 """
 
 from collections.abc import Iterator
@@ -27,22 +27,22 @@ State = DepthState | BankState
 
 
 class SiteOrderError(RuntimeError):
-    """A decoder did not run its sites one after the other, so its numbers would be wrong."""
+    """A decoder did not run its sites in order, so its results would be wrong."""
 
 
 class SiteNorm(RMSNorm):
     """An RMSNorm that adds the sublayer's output to the depth state and norms the mix of sources.
 
     Args:
-        norm: the RMSNorm whose place it takes; weight and eps are kept.  The weight of Gemma's kind
-            is w for 1 + w.
+        norm: the RMSNorm that it replaces; weight and eps are kept.  A GemmaRMSNorm stores w for a
+            weight of 1 + w.
         context: its place in the pipeline stage.
         spec: the model's depth attention.
-        later: the later sites of the stage that mix, in order.
+        later: the later mixing sites of the stage, in order.
 
     Parameters: ``query`` and ``key_norm``, ``[hidden]`` float32, and in a model with biases
-    ``bias``, ``[sources]`` float32, which for a recency bias is zero but for the last one.  They
-    are not Linear weights, so that no quantiser or LoRA wrapper touches them.
+    ``bias``, ``[sources]`` float32, of which a recency bias uses only the last.  They are not
+    Linear weights, so that no quantiser or LoRA wrapper touches them.
     """
 
     def __init__(
@@ -66,32 +66,33 @@ class SiteNorm(RMSNorm):
         if self.site.mixes:
             self.query = _parameter(hidden)
             self.key_norm = _parameter(hidden)
-            # As vLLM's norms have since 0.33, for weights that are drawn and not read.
+            # As vLLM's norms do since 0.33, for random weights (load format dummy).
             set_weight_attrs(self.key_norm, {"dummy_weight_value": 1.0})
             if spec.has_biases:
                 self.bias = _parameter(self.site.num_sources)
-                self.bias.data.zero_()  # edits may be all that fills it
+                self.bias.data.zero_()  # only edits may fill it
         self.executed: Tensor | None
         self.register_buffer("executed", None, persistent=False)
         self.mixed: Tensor | None
         self.register_buffer("mixed", None, persistent=False)
 
     def keep_mix(self, tokens: int) -> None:
-        """Leave what the norm here reads in ``mixed``, ``[tokens, hidden]``, in every pass.
+        """Write the input of the norm here to ``mixed``, ``[tokens, hidden]``, in every pass.
 
-        A graph of a compiler's cannot hand it on in another way.
+        A compiled graph has no other way to return it.
         """
         self.mixed = self.weight.new_zeros((tokens, self.weight.numel()))
 
     def stream(self, kind: str, delta: Tensor, state: State) -> Tensor:
-        """What a draft head reads in front of this site, ``[tokens, hidden]``.
+        """The hidden states before this site for a draft head, ``[tokens, hidden]``.
 
         Standard residuals have one hidden state there.  Here there are two.
 
         Args:
-            kind: ``partial``, the running sum of the block, or ``mixed``, what the norm here reads.
-            delta: output of the sublayer before, as the site gets it; it is not written to.
-            state: what the site before handed on.
+            kind: ``partial``, the running sum of the block, or ``mixed``, the input of the norm
+                here.
+            delta: output of the sublayer before, as the site receives it; it is not modified.
+            state: the state from the site before.
         """
         site, sources = self.site, state.sources()
         done = site.num_blocks - site.opens_block
@@ -106,16 +107,16 @@ class SiteNorm(RMSNorm):
         mixed = torch_functions.mix((*blocks, *sums), query, weights.key_eps, weights.bias)
         return mixed.to(delta.dtype)
 
-    def given(self, delta: Tensor) -> Tensor:
-        """All of ``delta``, of which workers may have parts; they call this at once."""
+    def whole_delta(self, delta: Tensor) -> Tensor:
+        """The sum of ``delta`` over workers; all workers have to call this together."""
         return delta
 
     def count_passes(self) -> None:
         """Count forward passes here, by algorithm and by eager or compiled.
 
-        The last site of a stage does.  The count is part of the graph: it says which algorithm's
-        graph ran, even if that came from a cache.  (A group of two-phase that has one site is a
-        single pass.)
+        The last site of a stage does.  The count is part of the graph: it shows which algorithm's
+        graph ran, even if the graph came from a cache.  (A two-phase group of one site is a single
+        pass.)
         """
         self.executed = torch.zeros((len(ALGORITHMS), 2), dtype=torch.int64)
 
@@ -125,12 +126,12 @@ class SiteNorm(RMSNorm):
     def norm_weight(self) -> Tensor:
         """The factors ``[hidden]`` of the norm: 1 + w in float32, or w in the parameter's dtype.
 
-        They are made anew in every pass, so that weights updated in place take effect.
+        They are computed in every pass, so that weights updated in place take effect.
         """
         return self.weight.float() + 1 if self.adds_one else self.weight
 
     def site_weights(self) -> SiteWeights:
-        """What the backend needs of this site."""
+        """The site's parameters as arguments of the backend's functions."""
         learned = self.query, self.key_norm, self.bias, self.norm_weight()
         return SiteWeights(*learned, self.logit_scale, self.key_eps, self.variance_epsilon)
 
@@ -141,7 +142,7 @@ class SiteNorm(RMSNorm):
 
         Args:
             delta: output of the previous sublayer, ``[tokens, hidden]``; the token embedding at
-                site 0.  It may be written over.
+                site 0.  It may be overwritten.
             residual: the state; None at site 0, the embedding at site 1, the packed state
                 ``[tokens, rows, hidden]`` at the first site of a later pipeline stage.
 
@@ -149,23 +150,23 @@ class SiteNorm(RMSNorm):
             The normed mix and the new state; at site 0 the normed embedding alone.
 
         Raises:
-            SiteOrderError: if the site before this one did not run.
+            SiteOrderError: the site before this one did not run.
         """
         if residual is None:
             if _record is not None:
                 _record.append(self.site.index)
             return self._norm_embedding(delta)  # one source: the mix is the embedding itself
-        found = self.run(delta, residual)
+        result = self.run(delta, residual)
         self.count()
-        return found
+        return result
 
     def run(self, delta: Tensor, residual: Tensor | State) -> tuple[Tensor, Tensor | State]:
-        """Run a site behind the first one, uncounted; see ``forward``."""
+        """Run a site after the first one, without counting the pass; see ``forward``."""
         state = self.receive(residual)
         if _record is not None:
             _record.append(self.site.index)
         context = self.context
-        if self.mixed is not None:  # before the bank is written to
+        if self.mixed is not None:  # before the bank is written
             self.mixed[: delta.shape[0]] = self.stream(MIXED, delta, state)
         if self.site.mixes:
             normed, state = state.step(context, self.ahead, delta)
@@ -175,7 +176,7 @@ class SiteNorm(RMSNorm):
         return normed, state.pack() if context.leaves_stage else state
 
     def count(self) -> None:
-        """Count the pass, if it is this site that counts."""
+        """Count the pass, if this site counts passes."""
         if self.executed is not None and _record is None:
             compiled = int(torch.compiler.is_compiling())
             self.executed[ALGORITHMS.index(self.context.algorithm), compiled] += 1
@@ -187,10 +188,10 @@ class SiteNorm(RMSNorm):
         return torch_functions.rms_norm(x, self.norm_weight(), self.variance_epsilon)
 
     def receive(self, residual: Tensor | State) -> State:
-        """The state in what the site before this one handed on.
+        """The state from the residual that the site before this one returned.
 
         Raises:
-            SiteOrderError: another one did.
+            SiteOrderError: another site returned it.
         """
         previous = self.site.index - 1
         if isinstance(residual, self.state) and residual.site == previous:
@@ -199,9 +200,9 @@ class SiteNorm(RMSNorm):
             return self.state.begin(self.context, residual)
         if isinstance(residual, Tensor) and residual.dim() == 3 and self.context.enters_stage:
             return self.state.unpack(self.context, residual)
-        found = "a plain residual" if isinstance(residual, Tensor) else f"site {residual.site}"
+        sender = "a plain residual" if isinstance(residual, Tensor) else f"site {residual.site}"
         raise SiteOrderError(
-            f"site {previous + 1} was run after {found} instead of after site {previous}: "
+            f"site {previous + 1} was run after {sender} instead of after site {previous}: "
             "a decoder layer left out a site."
         )
 
@@ -215,7 +216,7 @@ _record: list[int] | None = None
 
 @contextmanager
 def recorded_sites() -> Iterator[list[int]]:
-    """Collect the indices of the sites that run inside the block."""
+    """Collect the indices of the sites that run inside the ``with`` block."""
     global _record
     _record = []
     try:

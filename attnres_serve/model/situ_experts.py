@@ -1,6 +1,6 @@
-"""Experts with Kimi K3's activation on CPU, by vLLM's hook for operators from outside.
+"""Experts with the activation of Kimi K3 on CPU, through vLLM's hook for external operators.
 
-vLLM's own experts on CPU are compiled with other activations.  All other experts stay vLLM's.
+vLLM's experts on CPU are compiled with other activations.  All other experts stay vLLM's.
 """
 
 import functools
@@ -22,21 +22,21 @@ NAME = "UnquantizedFusedMoEMethod"
 
 
 def replace() -> None:
-    """Let vLLM make the method of this module instead of its own (idempotent); for CPUs."""
+    """Let vLLM build the method of this module instead of vLLM's (idempotent); for CPUs."""
     if NAME not in op_registry_oot:
         CustomOp.register_oot(UnquantizedFusedMoEMethod, name=NAME)
 
 
 @functools.cache
 def load(dtype: torch.dtype) -> None:
-    """Load the experts of a dtype; say why they are slow where they cannot be."""
+    """Load the C++ experts of a dtype; log a warning if they cannot be loaded."""
     if (problem := cpp.problem(dtype)) is not None:
         host.logger().warning("experts run in plain torch, which is slow: %s", problem)
 
 
 class SituExperts(CPUUnquantizedExperts):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Leave the weights as they are: only vLLM's kernel wants them packed."""
+        """Keep the weights unpacked: only vLLM's kernel needs them packed."""
 
     def apply(
         self,
@@ -62,7 +62,8 @@ class UnquantizedFusedMoEMethod(stock.UnquantizedFusedMoEMethod):
         if moe.activation != MoEActivation.SITU:
             super().__init__(moe)
             return
-        super(stock.UnquantizedFusedMoEMethod, self).__init__(moe)  # vLLM's finds no such experts
+        # Not vLLM's __init__, which has no experts for SITU.
+        super(stock.UnquantizedFusedMoEMethod, self).__init__(moe)
         load(moe.in_dtype)
         self.unquantized_backend = stock.UnquantizedMoeBackend.CPU
         self.experts_cls = SituExperts

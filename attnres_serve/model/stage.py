@@ -30,17 +30,18 @@ def install_sites(
         spec: its depth attention.
         algorithm: one of ``settings.ALGORITHMS``.
         backend: what computes the sites.
-        tokens: the most of one step that a worker has.
-        division: of the tokens over workers; None for none.
+        tokens: the maximum tokens of one step on a worker.
+        division: the division of the tokens over workers; None if they are not divided.
 
     Returns:
-        The sites of this stage by their index.
+        The sites of this stage by index.
 
     Raises:
-        CheckpointError: a norm is no RMSNorm.
+        CheckpointError: a norm is not an RMSNorm.
     """
     has_final = not decoder.is_elsewhere(model.get_submodule(spec.layout.final_norm))
-    has_final &= model.end_layer == spec.layout.num_layers  # some have the norm on every stage
+    # Some decoders have the norm on every stage.
+    has_final &= model.end_layer == spec.layout.num_layers
     norms: dict[Site, nn.Module] = {}
     for site in sites(spec):
         is_here = has_final
@@ -56,7 +57,7 @@ def install_sites(
     contexts = site_contexts(list(norms), algorithm, backend, most, has_final, received)
     installed: dict[int, SiteNorm] = {}
     later: tuple[SiteNorm, ...] = ()
-    for context in reversed(contexts):  # a site holds the later ones
+    for context in reversed(contexts):  # a site refers to the later ones
         site = context.site
         arguments = norms[site], context, spec, later
         norm = SiteNorm(*arguments) if division is None else ShardedSite(division, *arguments)
@@ -90,9 +91,9 @@ def site_contexts(
         stage: its sites, in the order in which they run.
         algorithm: one of ``settings.ALGORITHMS``.
         backend: what computes the sites.
-        most: sites that may share a phase 1, see ``groups.most_sites``.
+        most: the maximum sites that share a phase 1, see ``groups.most_sites``.
         has_final: whether it is the last stage.
-        received: rows of the state that it begins with, see ``rows_received``.
+        received: rows of the state that the stage receives, see ``rows_received``.
     """
     mixing = [site for site in stage if site.mixes and site.index > 0]
     groups = site_groups.phase_1_groups(mixing, most) if algorithm == "two_phase" else []
@@ -131,8 +132,10 @@ def _bank_slots(
     groups: Sequence[Sequence[Site]],
     received: int,
 ) -> list[BankSlot]:
-    """Where the sites of a stage work; see ``site_contexts``."""
-    known: dict[Site, tuple[int, int]] = {}  # first row that is not, and number of the answer
+    """The bank slots of a stage's sites; see ``site_contexts``."""
+    known: dict[
+        Site, tuple[int, int]
+    ] = {}  # the first row that phase 1 lacks, number of the answer
     for group in groups:
         for number, site in enumerate(group[1:]):
             known[site] = group[0].num_blocks, number

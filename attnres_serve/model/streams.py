@@ -1,4 +1,4 @@
-"""What heads of EAGLE's kind read of a model: hidden states from between its layers."""
+"""Hidden states between a model's layers, for EAGLE draft heads."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -10,11 +10,11 @@ Add = Callable[[list[Tensor], int, Tensor, Tensor | State | None], list[Tensor]]
 
 
 def adder(sites: Mapping[int, SiteNorm], layers: Collection[int], stream: str) -> Add:
-    """What takes the place of the decoder's ``_maybe_add_hidden_state``.
+    """A replacement of the decoder's ``_maybe_add_hidden_state``.
 
     Args:
-        sites: all of the model.
-        layers: the layers before which it adds a stream; the number of all layers means the end.
+        sites: all sites of the model.
+        layers: the layers before which it adds a stream; the number of layers means the end.
         stream: see ``SiteNorm.stream``.
     """
     following = {norm.site.layer: norm for _, norm in sorted(sites.items(), reverse=True)}
@@ -22,13 +22,13 @@ def adder(sites: Mapping[int, SiteNorm], layers: Collection[int], stream: str) -
     following[end] = sites[max(sites)]
 
     def add(
-        found: list[Tensor], layer: int, hidden: Tensor, residual: Tensor | State | None
+        streams: list[Tensor], layer: int, hidden: Tensor, residual: Tensor | State | None
     ) -> list[Tensor]:
         if layer in layers:
-            if residual is not None:  # behind the embedding
+            if residual is not None:  # after the embedding
                 norm = following[layer]
                 hidden = norm.stream(stream, hidden, norm.receive(residual))
-            found.append(hidden)
-        return found
+            streams.append(hidden)
+        return streams
 
     return add

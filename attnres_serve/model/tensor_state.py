@@ -1,7 +1,7 @@
-"""The depth state as separate tensors: what a site hands on with the torch backend.
+"""The depth state of the torch backend: separate tensors.
 
-A finished block is the last partial sum itself, so nothing is copied, and a compiler sees every
-read.  ``bank_state`` keeps the same rows in one tensor.
+A finished block is the last partial sum, so nothing is copied, and a compiler sees every read.
+``bank_state`` keeps the same rows in one tensor.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ class Answers(NamedTuple):
     """Phase 1 of a group of sites.
 
     Attributes:
-        blocks: how many finished blocks it read; the later ones are read by the sites themselves.
-        values: what the backend made of them.
+        blocks: number of finished blocks that it read; the sites read the later ones.
+        values: the answers in the backend's form.
     """
 
     blocks: int
@@ -30,13 +30,13 @@ class Answers(NamedTuple):
 
 
 class DepthState(NamedTuple):
-    """What a site hands on.
+    """The depth state that a site returns.
 
     Attributes:
-        site: index of the site that made it.
+        site: index of the site that returned it.
         blocks: finished blocks, each ``[tokens, hidden]``, the embedding first.
-        partial: running partial sum ``[tokens, hidden]``, None where it has just begun anew.
-        answers: phase 1 of the group that runs (two-phase only).
+        partial: running partial sum ``[tokens, hidden]``, None just after a block is finished.
+        answers: phase 1 of the running group (two-phase only).
     """
 
     site: int
@@ -51,7 +51,7 @@ class DepthState(NamedTuple):
 
     @classmethod
     def unpack(cls, context: Context, packed: Tensor) -> "DepthState":
-        """The state of another pipeline stage, ``[tokens, rows, hidden]``, as a site gets it."""
+        """The state from the packed state ``[tokens, rows, hidden]`` of another pipeline stage."""
         site, rows = context.site, packed.unbind(dim=1)
         count = site.num_blocks - site.opens_block
         return cls(site.index - 1, rows[:count], rows[count] if rows[count:] else None)
@@ -61,7 +61,7 @@ class DepthState(NamedTuple):
         return torch.stack(self.sources(), dim=1)
 
     def sources(self) -> Blocks:
-        """What the site that made this state read, ``[tokens, hidden]`` each."""
+        """The sources of the site that returned this state, each ``[tokens, hidden]``."""
         return self.blocks if self.partial is None else (*self.blocks, self.partial)
 
     def add(self, delta: Tensor) -> Tensor:
@@ -72,11 +72,11 @@ class DepthState(NamedTuple):
         """Run a final site that does not mix.
 
         Args:
-            context: of the site.
+            context: the context of the site.
             delta: output of the sublayer before it, ``[tokens, hidden]``.
 
         Returns:
-            The partial sum ``[tokens, hidden]`` and the state behind the site.
+            The partial sum ``[tokens, hidden]`` and the state after the site.
         """
         updated = self.add(delta)
         return updated, self._replace(site=context.site.index, partial=updated)
@@ -87,12 +87,12 @@ class DepthState(NamedTuple):
         """Run the next site, which mixes.
 
         Args:
-            context: of the site.
-            ahead: the parameters of this site and of the later ones of its stage that mix.
+            context: the context of the site.
+            ahead: the parameters of this site and of the later mixing sites of its stage.
             delta: output of the sublayer before it, ``[tokens, hidden]``.
 
         Returns:
-            The normed mix ``[tokens, hidden]`` and the state behind the site.
+            The normed mix ``[tokens, hidden]`` and the state after the site.
         """
         state, site = self, context.site
         opens = site.opens_block
@@ -113,7 +113,7 @@ class DepthState(NamedTuple):
     ) -> tuple[Tensor, Tensor, "DepthState"]:
         """The normed mix, the new partial sum, and this state with the answers of the group.
 
-        ``opens``: the new sum is a block by itself, and nothing follows it.
+        ``opens``: whether the new sum is a finished block, after which the partial sum is empty.
         """
         weights, backend = ahead[0].site_weights(), context.backend
         answers: Answers | None
@@ -132,7 +132,7 @@ class DepthState(NamedTuple):
 
 
 def _phase_1(context: Context, ahead: Sequence[Learned], blocks: Blocks) -> Answers:
-    group = _weights(ahead[: context.group])  # the site is the first of it
+    group = _weights(ahead[: context.group])  # this site comes first
     return Answers(len(blocks), context.backend.phase_1(blocks, group))
 
 

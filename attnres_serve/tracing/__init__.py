@@ -1,1 +1,1 @@
-"""Traces: recorded in the workers, edited, read by a lens, and answered as data."""
+"""Traces: recorded in the workers, edited, read by a lens, and returned as data."""

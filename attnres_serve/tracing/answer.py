@@ -1,4 +1,4 @@
-"""A trace as data: what ``POST /v1/attn_res/trace`` answers and ``attnres-serve inspect`` draws."""
+"""A trace as data: the response of ``POST /v1/attn_res/trace``, which `inspect` draws."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 from attnres_serve.depth.edits import Edit
 from attnres_serve.depth.sites import Site
 
-DIGITS = 6  # significant ones of every number
-NONE = -1  # instead of a token that follows the last one
+DIGITS = 6  # significant digits of every number
+NONE = -1  # instead of the token after the last one
 
 
 class TracedToken(BaseModel):
@@ -92,14 +92,14 @@ class TraceAnswer(BaseModel):
     )
 
 
-class Found(NamedTuple):
-    """What the workers of an engine answer together.
+class ReplayResult(NamedTuple):
+    """The merged results of all workers for a replay.
 
     Attributes:
         problem: the first problem, or None.
         sites: by site the bytes of weights and RMS.
-        predicted: what ``Predictions.packed`` gives, or None.
-        lens: the same of one reading after the other.
+        predicted: the result of ``Predictions.packed``, or None.
+        lens: the same for all readings in order.
         vectors: by name the shape and the bytes of each.
     """
 
@@ -110,26 +110,26 @@ class Found(NamedTuple):
     vectors: Mapping[str, tuple[Sequence[int], bytes]] = MappingProxyType({})
 
 
-def merged(workers: Sequence[dict[str, Any]]) -> Found:
-    """Merge what ``worker.WorkerExtension.attn_res_trace`` answers for each worker."""
+def merged(workers: Sequence[dict[str, Any]]) -> ReplayResult:
+    """The merged results of ``worker.WorkerExtension.attn_res_trace`` on each worker."""
     problems = [worker["problem"] for worker in workers if worker["problem"] is not None]
-    sites = {index: (own, rms) for worker in workers for index, own, rms in worker["sites"]}
+    sites = {index: (weights, rms) for worker in workers for index, weights, rms in worker["sites"]}
     predicted, lens = (
-        next((worker[part] for worker in workers if worker[part] is not None), None)
-        for part in ("predicted", "lens")
+        next((worker[key] for worker in workers if worker[key] is not None), None)
+        for key in ("predicted", "lens")
     )
-    vectors = {name: part for worker in workers for name, part in worker["vectors"].items()}
-    return Found(next(iter(problems), None), sites, predicted, lens, vectors)
+    vectors = {name: vector for worker in workers for name, vector in worker["vectors"].items()}
+    return ReplayResult(next(iter(problems), None), sites, predicted, lens, vectors)
 
 
-def best(found: Found) -> int:
-    """The most probable token behind the one that was asked for."""
-    assert found.predicted is not None, "the last pipeline stage predicts"
-    return int(np.frombuffer(found.predicted[0], np.int64)[0])
+def best(result: ReplayResult) -> int:
+    """The most probable token after the only traced one."""
+    assert result.predicted is not None, "the last pipeline stage predicts"
+    return int(np.frombuffer(result.predicted[0], np.int64)[0])
 
 
 def following(ids: Sequence[int], positions: Sequence[int]) -> list[int]:
-    """The token that follows each of the positions of a sequence, or ``NONE``."""
+    """The token after each position of a sequence, or ``NONE``."""
     return [ids[at + 1] if at + 1 < len(ids) else NONE for at in positions]
 
 
@@ -142,15 +142,15 @@ def predictions(
     """A ``Prediction`` for each of the tokens.
 
     Args:
-        packed: as ``Predictions.packed`` gives them.
-        positions: of the tokens.
-        after: the token that follows each, or ``NONE``.
-        texts_of: the texts of token ids.
+        packed: the result of ``Predictions.packed``.
+        positions: the positions of the tokens.
+        after: the token after each, or ``NONE``.
+        texts_of: returns the texts of token ids.
     """
     rows = len(positions)
-    tops, values, own = (
-        np.frombuffer(part, kind)
-        for part, kind in zip(packed, (np.int64, np.float32, np.float32), strict=True)
+    tops, values, next_logprobs = (
+        np.frombuffer(content, dtype)
+        for content, dtype in zip(packed, (np.int64, np.float32, np.float32), strict=True)
     )
     count = len(tops) // max(rows, 1)
     ids = tops.tolist()
@@ -167,29 +167,29 @@ def predictions(
             ],
         }
         for row, (position, token_after, logprob) in enumerate(
-            zip(positions, after, short(own), strict=True)
+            zip(positions, after, short(next_logprobs), strict=True)
         )
     ]
 
 
-def head(
+def without_sites(
     model: str,
     ids: Sequence[int],
-    given: int,
+    prompt_tokens: int,
     positions: Sequence[int],
     texts: Sequence[str | None],
 ) -> dict[str, Any]:
-    """A ``TraceAnswer`` without its sites, of a sequence that is not edited.
+    """A ``TraceAnswer`` without its sites, for a sequence without edits.
 
     Args:
         model: name of the model.
         ids: the sequence.
-        given: how many of its tokens were not generated.
-        positions, texts: of the traced tokens.
+        prompt_tokens: number of its tokens that were not generated.
+        positions, texts: positions and texts of the traced tokens.
     """
     return {
         "model": model,
-        "prompt_tokens": given,
+        "prompt_tokens": prompt_tokens,
         "total_tokens": len(ids),
         "tokens": [
             {"position": position, "id": ids[position], "text": text}
@@ -206,8 +206,8 @@ def traced_site(site: Site, weights: bytes, rms: bytes, rows: int) -> dict[str, 
 
     Args:
         site: the site.
-        weights, rms: what the workers found, ``[rows, sources]`` float32.
-        rows: traced tokens.
+        weights, rms: the workers' results, ``[rows, sources]`` float32.
+        rows: number of traced tokens.
     """
     shape = rows, site.num_sources
     shares, sizes = (np.frombuffer(x, np.float32).reshape(shape) for x in (weights, rms))

@@ -1,11 +1,10 @@
-"""Lets the sites of a replay read what edits say, for the tokens that they name.
+"""The hook that applies edits to the sites of a replay, for the tokens that the edits name.
 
-The depth state of a site holds its sources, whatever the algorithm and the backend; what it gives
-is the normed mix of them.  So an edit is a forward hook that computes that mix anew, by the
-specification, ``kernels.reference``.  A row whose weights an edit does not change is the site's own
-to the bit.
+The depth state of a site holds its sources with every algorithm and backend; its output is their
+normed mix.  So an edit is a forward hook that computes that mix again, by the specification,
+``kernels.reference``.  A row whose weights no edit changes keeps the bits of the site's output.
 
-Edited logits are float64, in which no product of factors becomes infinite and no given weight zero.
+Edited logits are float64, so that products of factors do not overflow and weights do not underflow.
 """
 
 from collections import Counter, defaultdict
@@ -23,10 +22,10 @@ from attnres_serve.tracing.listen import TOKENS_AT_ONCE, folded, mixed_by, sourc
 
 
 class Intervention:
-    """A forward hook of the sites that are edited.
+    """A forward hook of the edited sites.
 
     Args:
-        edits: as ``edits.resolve`` gives them, in the order in which they are applied.
+        edits: the result of ``edits.resolve``, in the order in which they are applied.
     """
 
     def __init__(self, edits: Iterable[Resolved]) -> None:
@@ -36,32 +35,32 @@ class Intervention:
         self._replacing = self._edits.copy()
         self._masks: dict[int, np.ndarray] = {}  # tokens that any edit of a site changes
         for edit in edits:
-            own = mask(edit.runs, self._end + 1)  # the last one stands for all behind the edits
+            is_edited = mask(edit.runs, self._end + 1)  # the last: all tokens after the edits
             kept = self._replacing if edit.kind == "replace" else self._edits
             for index, columns in edit.sites:
-                kept[index].append((edit, columns, own))
-                self._masks[index] = self._masks.get(index, False) | own
+                kept[index].append((edit, columns, is_edited))
+                self._masks[index] = self._masks.get(index, False) | is_edited
         self._seen: Counter[int] = Counter()  # tokens by site
-        self.wrong: str | None = None  # raised behind the replay, where no other worker waits
+        self.problem: str | None = None  # raised after the replay, when no other worker waits
 
     @property
     def sites(self) -> frozenset[int]:
-        """The indices of the sites that it changes."""
+        """The indices of the edited sites."""
         return frozenset(self._masks)
 
     def sources(
         self, index: int, sources: Sequence[Tensor], positions: Sequence[int] | np.ndarray
     ) -> list[Tensor]:
-        """The sources ``[T, d]`` of a site as it reads them; one that is replaced is float32."""
-        found, places = list(sources), np.minimum(positions, self._end)
-        for edit, (column,), own in self._replacing.get(index, ()):
-            chosen = own[places].nonzero()[0]
-            given = np.frombuffer(edit.vectors, np.float32).reshape(-1, sources[0].shape[-1])
-            # One for each token of the edit, or one for all of them.
-            given = given[(own.cumsum() - 1)[places[chosen]] % len(given)]
-            found[column] = found[column].float().clone()
-            found[column][chosen] = torch.from_numpy(given).to(found[column].device)
-        return found
+        """The sources ``[T, d]`` of a site under the edits; replaced ones are float32."""
+        edited, places = list(sources), np.minimum(positions, self._end)
+        for edit, (column,), is_edited in self._replacing.get(index, ()):
+            chosen = is_edited[places].nonzero()[0]
+            vectors = np.frombuffer(edit.vectors, np.float32).reshape(-1, sources[0].shape[-1])
+            # One vector for each token of the edit, or one for all of them.
+            vectors = vectors[(is_edited.cumsum() - 1)[places[chosen]] % len(vectors)]
+            edited[column] = edited[column].float().clone()
+            edited[column][chosen] = torch.from_numpy(vectors).to(edited[column].device)
+        return edited
 
     def weights(
         self,
@@ -73,24 +72,24 @@ class Intervention:
         """The weights of a site without and with its edits, ``[T, n]`` float32 each.
 
         Args:
-            index: of the site.
-            sources: ``n`` tensors ``[T, d]``, as ``sources`` gives them.
-            site: what the site has learned.
-            positions: ``T``, of the tokens in the sequence.
+            index: index of the site.
+            sources: ``n`` tensors ``[T, d]``, the result of ``sources``.
+            site: the site's parameters.
+            positions: the ``T`` positions of the tokens in the sequence.
         """
         logits = _logits(sources, site)
-        own, edited = logits.softmax(-1), logits.double()
+        unedited, edited = logits.softmax(-1), logits.double()
         places = np.minimum(positions, self._end)
-        for edit, columns, edits in self._edits.get(index, ()):
-            chosen = edits[places].nonzero()[0]
+        for edit, columns, is_edited in self._edits.get(index, ()):
+            chosen = is_edited[places].nonzero()[0]
             if len(chosen):
                 rows = torch.from_numpy(chosen).to(edited.device)
                 edited[rows] = _edited(edited[rows], edit, columns)
         changed = (edited != logits).any(-1, keepdim=True)
-        weights = edited.softmax(-1).float().where(changed, own)
-        if self.wrong is None and not bool((own + weights).isfinite().all()):
-            self.wrong = f"the weights of site {index} are not numbers, so there is no trace."
-        return own, weights
+        weights = edited.softmax(-1).float().where(changed, unedited)
+        if self.problem is None and not bool((unedited + weights).isfinite().all()):
+            self.problem = f"the weights of site {index} are not numbers, so there is no trace."
+        return unedited, weights
 
     def __call__(self, norm: SiteNorm, arguments: tuple, output):
         sources, normed = sources_of(norm, arguments, output)
@@ -102,33 +101,33 @@ class Intervention:
         for at in range(0, len(rows), TOKENS_AT_ONCE):
             places = rows[at : at + TOKENS_AT_ONCE]
             chosen = torch.from_numpy(places - begin).to(normed.device)
-            own, site = [source[chosen] for source in sources], norm.site_weights()
-            read = self.sources(index, own, places)
+            unedited, site = [source[chosen] for source in sources], norm.site_weights()
+            read = self.sources(index, unedited, places)
             before, after = self.weights(index, read, site, places)
             changed = (before != after).any(-1)
-            for one, other in zip(own, read, strict=True):
+            for one, other in zip(unedited, read, strict=True):
                 changed |= (one != other).any(-1)
             mixed = mixed_by(after, read)
-            wanted = reference.rms_norm(mixed, site.norm_weight, site.norm_eps)
-            result[chosen[changed]] = wanted[changed].to(normed.dtype)
+            edited = reference.rms_norm(mixed, site.norm_weight, site.norm_eps)
+            result[chosen[changed]] = edited[changed].to(normed.dtype)
         return result if isinstance(output, Tensor) else (result, output[1])
 
     def _rows(self, index: int, begin: int, end: int) -> np.ndarray:
-        """The positions from ``begin`` to before ``end`` at which a site is edited."""
+        """The edited positions of a site from ``begin`` to before ``end``."""
         return self._masks[index][begin:end].nonzero()[0] + begin
 
 
 def _logits(sources: Sequence[Tensor], site: SiteWeights) -> Tensor:
-    """The logits of the sources, ``[T, n]`` float32; minus infinity of those that are not read."""
+    """The logits of the sources, ``[T, n]`` float32; minus infinity for masked sources."""
     stacked = torch.stack(tuple(sources), dim=-2).float()
-    found = reference.scores(stacked, folded(site), site.key_eps)
+    logits = reference.scores(stacked, folded(site), site.key_eps)
     if site.bias is not None:
-        found = (found + site.bias).masked_fill(site.bias <= MASKED, -torch.inf)
-    return found
+        logits = (logits + site.bias).masked_fill(site.bias <= MASKED, -torch.inf)
+    return logits
 
 
 def _edited(logits: Tensor, edit: Resolved, columns: list[int]) -> Tensor:
-    """The logits ``[T, n]`` float64 after one edit; a source without weight has minus infinity."""
+    """The logits ``[T, n]`` float64 after one edit; minus infinity gives a source no weight."""
     if edit.kind == "mask":
         result = logits.clone()
         result[:, columns] = -torch.inf

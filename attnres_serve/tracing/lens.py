@@ -1,7 +1,7 @@
-"""Reads vectors of a replay by the model's own last norm and head.
+"""The depth lens: reads vectors of a replay through the model's last norm and head.
 
-The sites of every pipeline stage are listened to, and the norm and the head are on the last one.
-So the vectors wait on the host until the replay ends; then the stages hand them on.
+The vectors come from the sites of every pipeline stage, and the norm and the head are on the last
+one.  So the vectors stay in host memory until the replay ends; then the stages send them on.
 """
 
 from collections import defaultdict
@@ -18,48 +18,48 @@ from attnres_serve.tracing.readings import MIX, Lens
 
 
 class Reader:
-    """Takes the vectors that a lens asks for, and predicts from them.
+    """Collects the vectors of a lens, and predicts from them.
 
     Args:
-        asked: by numbers.
+        lens: the lens.
 
     Attributes:
-        predictions: of the tokens of one reading after the other.
+        predictions: the predictions of all readings in order.
     """
 
-    def __init__(self, asked: Lens) -> None:
+    def __init__(self, lens: Lens) -> None:
         self._columns: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for number, (site, column) in enumerate(asked.readings):
+        for number, (site, column) in enumerate(lens.readings):
             self._columns[site].append((number, column))
         self._parts: dict[int, list[Tensor]] = defaultdict(list)
         self._rows: Tensor | None = None
-        following = [*asked.following] * len(asked.readings)
-        self.predictions = Predictions(range(len(following)), following, asked.top)
+        following = [*lens.following] * len(lens.readings)
+        self.predictions = Predictions(range(len(following)), following, lens.top)
 
     def take(self, index: int, sources: Sequence[Tensor], weights: Tensor) -> None:
-        """Take what is asked for of one site.
+        """Take the readings of one site.
 
         Args:
-            index: of the site.
+            index: index of the site.
             sources: ``n`` tensors ``[T, d]`` of the next traced tokens.
-            weights: ``[T, n]`` float32, by which the site is read.
+            weights: ``[T, n]`` float32, the site's weights.
         """
         for number, column in self._columns[index]:
             vector = mixed_by(weights, sources) if column == MIX else sources[column].float()
             self._parts[number].append(vector.cpu())
 
     def collect(self) -> None:
-        """Bring the vectors to the last pipeline stage.
+        """Send the vectors to the last pipeline stage.
 
-        Every worker calls this where its replay has ended, also by an error: the others wait.
+        Every worker calls this when its replay has ended, even after an error: the others wait.
         """
-        own = [part for number in sorted(self._parts) for part in self._parts[number]]
-        self._rows = replay.collected(torch.cat(own) if own else None)
+        vectors = [part for number in sorted(self._parts) for part in self._parts[number]]
+        self._rows = replay.collected(torch.cat(vectors) if vectors else None)
 
     def predict(self, worker) -> None:
-        """Predict from what was collected; the workers of the last stage do so at once."""
+        """Predict from the collected vectors; all workers of the last stage do so together."""
         if self._rows is None:
-            return  # the head is on another stage, or nothing was asked for
+            return  # the head is on another stage, or there is no reading
         model = decoder.inner_model(worker)
         norm = model.attn_res_sites[max(model.attn_res_sites)]
         dtype = worker.vllm_config.model_config.dtype

@@ -1,4 +1,4 @@
-"""What a forward hook of a site sees."""
+"""Helpers for forward hooks of sites."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.site_norm import SiteNorm, SiteOrderError
 
-TOKENS_AT_ONCE = 256  # tokens whose sources are stacked in float32, or that have logits
+TOKENS_AT_ONCE = 256  # tokens of one chunk of stacked float32 sources, or of logits
 
 
 def sources_of(norm: SiteNorm, arguments: tuple, output) -> tuple[Sequence[Tensor], Tensor]:
-    """The sources of a site that ran, ``[T, d]`` each, and what it gave."""
+    """The sources of a site that ran, ``[T, d]`` each, and its output."""
     count = norm.site.num_sources
     if isinstance(output, Tensor):  # site 0 reads the embedding alone
         return [arguments[0]] * count, output

@@ -1,4 +1,4 @@
-"""What a replay predicts: the logprobs of the tokens that may follow."""
+"""The predictions of a replay: logprobs of next tokens."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ LEAST = -9999.0  # instead of the logarithm of zero, as in vLLM's routes
 
 
 class Predictions:
-    """Listens at the end of a replay's last pipeline stage.
+    """Predictions from the output of a replay's last pipeline stage.
 
     Args:
-        positions: ascending, of the tokens whose successors are predicted.
-        following: the token that follows each of them in the sequence, or ``answer.NONE``.
-        top: how many of the most probable tokens are kept for each.
+        positions: ascending positions of the tokens after which to predict.
+        following: the token after each of them in the sequence, or ``answer.NONE``.
+        top: number of the most probable tokens to keep for each.
     """
 
     def __init__(self, positions: Sequence[int], following: Sequence[int], top: int) -> None:
@@ -26,12 +26,12 @@ class Predictions:
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def __call__(self, model, begin: int, hidden: Tensor) -> None:
-        """Take what the decoder gave for a chunk.
+        """Take the decoder's output for a chunk.
 
         Args:
             model: the whole model.
             begin: position of the chunk's first token.
-            hidden: ``[T, d]``, behind the last norm.
+            hidden: ``[T, d]``, after the last norm.
         """
         first, end = (bisect_left(self.positions, at) for at in (begin, begin + len(hidden)))
         for at in range(first, end, TOKENS_AT_ONCE):
@@ -45,23 +45,23 @@ class Predictions:
         total = logits.logsumexp(-1, keepdim=True)
         best = logits.topk(self.top, dim=-1)
         next_ids = torch.tensor(following, device=logits.device).clamp(min=0)[:, None]
-        own = (logits.gather(-1, next_ids) - total)[:, 0]
-        values = ((best.values - total), own)
+        next_logprobs = (logits.gather(-1, next_ids) - total)[:, 0]
+        values = ((best.values - total), next_logprobs)
         return best.indices.cpu(), *(value.clamp(min=LEAST).cpu() for value in values)
 
     def packed(self) -> list[bytes] | None:
-        """The predictions as bytes; None on a worker that has no logits.
+        """The predictions as bytes; None on a worker without logits.
 
         Returns:
-            The top tokens ``[T, top]`` int64, their logprobs ``[T, top]`` and those of the tokens
-            that follow ``[T]``, both float32.
+            The top tokens ``[T, top]`` int64, their logprobs ``[T, top]`` float32, and the logprobs
+            of the next tokens ``[T]`` float32.
 
         Raises:
-            ValueError: the model gave no numbers.
+            ValueError: the logits are NaN.
         """
         if not self._parts:
             return None
-        top, values, own = (torch.cat(part) for part in zip(*self._parts, strict=True))
-        if bool(own.isnan().any()):
+        top, values, next_logprobs = (torch.cat(part) for part in zip(*self._parts, strict=True))
+        if bool(next_logprobs.isnan().any()):
             raise ValueError("the logits are not numbers")
-        return [part.contiguous().numpy().tobytes() for part in (top, values, own)]
+        return [part.contiguous().numpy().tobytes() for part in (top, values, next_logprobs)]

@@ -1,9 +1,9 @@
-"""The learned part of depth attention, read from a checkpoint: pseudo-queries and key norms.
+"""The parameters of depth attention in a checkpoint: pseudo-queries and key norms.
 
-A site's logits are the product of its query and the RMS-normed sources.  The weight of the key norm
-and the logit scale are folded into the query, as ``kernels.reference.mix`` is given it.  So the
-length of this effective query, times the root of the hidden size, bounds a source's logit, and with
-a query of zeros a site takes the mean of its sources.
+A site's logits are the products of its query and the RMS-normed sources.  The weight of the key
+norm and the logit scale are folded into the query, as ``kernels.reference.mix`` expects.  So the
+length of this effective query, times the square root of the hidden size, bounds a source's logit.
+With a query of zeros a site computes the mean of its sources.
 """
 
 from typing import NamedTuple
@@ -18,15 +18,16 @@ from attnres_serve.errors import CheckpointError
 
 
 class Queries(NamedTuple):
-    """What ``S`` sites have learned; NaN where a checkpoint stores nothing for a site.
+    """The parameters of ``S`` sites; NaN where a checkpoint stores none for a site.
 
     Attributes:
-        sites: those that mix.
+        sites: the sites that mix.
         query: ``[S]`` float64, length of the stored pseudo-query.
         key_norm: ``[S]`` float64, root mean square of the key norm's weight.
         effective: ``[S]`` float64, length of the effective query.
-        biases: ``[n]`` float64 of each site, for its sources; none in a model without biases.
-        cosine: ``[S, S]`` float64, between effective queries; NaN for one of zeros.
+        biases: for each site ``[n]`` float64 biases of its sources; empty for a model without
+            biases.
+        cosine: ``[S, S]`` float64, between effective queries; NaN for queries of zeros.
     """
 
     sites: list[Site]
@@ -38,14 +39,14 @@ class Queries(NamedTuple):
 
 
 def read(name: str) -> Queries:
-    """Read them from a checkpoint.
+    """The parameters of a checkpoint's sites.
 
     Args:
         name: folder, or a model id whose files are in the Hugging Face cache.
 
     Raises:
-        CheckpointError: it is no AttnRes checkpoint, cannot be served, or has a tensor that is not
-            of finite numbers.
+        CheckpointError: it is no AttnRes checkpoint, cannot be served, or has a tensor with NaN or
+            infinity.
     """
     checkpoint = check_folder(hub.on_this_machine(name))
     spec = checkpoint.translated(name).spec
@@ -59,7 +60,7 @@ def read(name: str) -> Queries:
     biases = []
     for site in mixing if spec.has_biases else ():
         values = _stored(checkpoint, site.tensors, "bias")
-        biases.append(np.pad(values, (site.num_sources - len(values), 0)))  # a recency bias: one
+        biases.append(np.pad(values, (site.num_sources - len(values), 0)))  # a recency bias has one
     query, key_norm = stored["proj"], stored["norm"]
     folded = query * key_norm * spec.logit_scale
     length = np.linalg.norm(folded, axis=1)
@@ -75,16 +76,17 @@ def read(name: str) -> Queries:
 
 
 def _stored(checkpoint: Checkpoint, site: int, part: str) -> np.ndarray:
-    """A tensor of a site, ``[n]`` float64; NaN where the format stores none for it."""
+    """A tensor of a site, ``[n]`` float64; NaN if the format stores none for the site."""
     assert checkpoint.parsed is not None and checkpoint.index is not None
     name = tensor_name(site, part, checkpoint.parsed.layout)
-    own = checkpoint.index.own_names.get(name)
-    if own is None:  # of the first site, which reads the embedding alone
+    stored_name = checkpoint.index.own_names.get(name)
+    if stored_name is None:  # the first site, which reads only the embedding
         return np.full(checkpoint.parsed.config["hidden_size"], np.nan)
-    values = read_tensor(checkpoint.headers, own).double().reshape(-1).numpy()
+    values = read_tensor(checkpoint.headers, stored_name).double().reshape(-1).numpy()
     if not np.isfinite(values).all():
         raise CheckpointError(
-            f"{own}, the {PARTS[part]} of {checkpoint.parsed.layout.site_name(site)}, holds "
-            "numbers that are not finite; copy or download the checkpoint again."
+            f"{stored_name}, the {PARTS[part]} of "
+            f"{checkpoint.parsed.layout.site_name(site)}, holds numbers that are not "
+            "finite; copy or download the checkpoint again."
         )
     return values

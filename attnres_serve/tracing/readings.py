@@ -1,7 +1,7 @@
-"""What a depth lens reads, by numbers, and what it answers.
+"""The readings of a depth lens, and its results.
 
-A lens is the logit lens of depth attention: a vector that the model holds on its way is read by the
-model's own last norm and head, as if it were the last mix.
+A lens is the logit lens of depth attention: an intermediate vector of the model is read through the
+model's last norm and head, as if it were the last mix.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,16 +12,16 @@ from attnres_serve.errors import SettingError
 from attnres_serve.tracing import answer
 
 MIX = -1  # instead of the number of a source
-WHOLE = "mix"  # what an answer calls it
-MOST = 2**14  # tokens x readings of a request, each of which costs a product with the head
+WHOLE = "mix"  # its name in a response
+MOST = 2**14  # tokens x readings of a request; each costs a product with the head
 
 
 class Reading(NamedTuple):
-    """One vector for each token, in a form that goes to workers.
+    """One vector of each token, in a form for workers.
 
     Attributes:
-        site: index of the site that is listened to.
-        column: the number of its source, or ``MIX`` for what it makes of all of them.
+        site: index of the site.
+        column: the number of its source, or ``MIX`` for its mix.
     """
 
     site: int
@@ -29,12 +29,12 @@ class Reading(NamedTuple):
 
 
 class Lens(NamedTuple):
-    """A lens that is asked for, in a form that goes to workers.
+    """A requested lens, in a form for workers.
 
     Attributes:
-        readings: ascending by site.
-        following: the token that follows each of those that are traced, or ``answer.NONE``.
-        top: how many of the most probable tokens are wanted.
+        readings: the readings, ascending by site.
+        following: the token after each traced one, or ``answer.NONE``.
+        top: number of the most probable tokens to return.
     """
 
     readings: list[Reading]
@@ -45,24 +45,24 @@ class Lens(NamedTuple):
 def readings(sites: Sequence[Site]) -> list[Reading]:
     """The mix of every site, and every source once.
 
-    The embedding and a finished block are the same at every site that reads them, so they are read
-    at the first.  The partial sum is another one at every site.
+    The embedding and a finished block are equal at all sites, so they are read at the first one.
+    The partial sum differs at every site.
 
     Args:
-        sites: ascending, those that mix and are traced.
+        sites: the traced sites that mix, ascending.
     """
-    found, known = [], set()
+    result, known = [], set()
     for site in sites:
-        found.append(Reading(site.index, MIX))
+        result.append(Reading(site.index, MIX))
         for column, name in enumerate(site.sources):
             if name == PARTIAL or name not in known:
-                found.append(Reading(site.index, column))
+                result.append(Reading(site.index, column))
                 known.add(name)
-    return found
+    return result
 
 
 def require_few(rows: Sequence[Reading], tokens: int) -> None:
-    """Refuse a lens whose work is out of proportion to the replay's own.
+    """Refuse a lens that costs far more than the replay.
 
     Raises:
         SettingError: more than ``MOST`` vectors are read.
@@ -75,35 +75,35 @@ def require_few(rows: Sequence[Reading], tokens: int) -> None:
         )
 
 
-def answered(
+def lens_readings(
     sites: Sequence[Site],
     positions: Sequence[int],
-    asked: Lens,
+    lens: Lens,
     packed: Sequence[bytes] | None,
     texts_of: Callable[[list[int]], Sequence[str | None]],
 ) -> list[dict[str, Any]]:
     """An ``answer.LensReading`` for each of the readings.
 
     Args:
-        sites: those that are traced.
-        positions: of the traced tokens.
-        asked: what was asked for.
-        packed: what the workers answer, as ``Predictions.packed`` gives it for the tokens of one
-            reading after the other; None where there is no reading.
-        texts_of: the texts of token ids.
+        sites: the traced sites.
+        positions: the positions of the traced tokens.
+        lens: the lens.
+        packed: the workers' ``Predictions.packed`` for all readings in order; None without
+            readings.
+        texts_of: returns the texts of token ids.
     """
     by_index, rows = {site.index: site for site in sites}, len(positions)
-    count = len(asked.readings)
-    whole = [*positions] * count, asked.following * count
-    found = [] if packed is None else answer.predictions(packed, *whole, texts_of)
+    count = len(lens.readings)
+    whole = [*positions] * count, lens.following * count
+    predicted = [] if packed is None else answer.predictions(packed, *whole, texts_of)
     result = []
-    for number, (index, column) in enumerate(asked.readings):
+    for number, (index, column) in enumerate(lens.readings):
         vector = WHOLE if column == MIX else by_index[index].sources[column]
         result.append(
             {
                 "site": index if vector in (WHOLE, PARTIAL) else None,
                 "vector": vector,
-                "predictions": found[number * rows : (number + 1) * rows],
+                "predictions": predicted[number * rows : (number + 1) * rows],
             }
         )
     return result

@@ -1,11 +1,11 @@
-"""Records what the sites of a sequence attend to, for ``POST /v1/attn_res/trace``.
+"""Records the weights of the sites for a sequence, for ``POST /v1/attn_res/trace``.
 
-A trace is a replay: the workers run the sequence through their own modules once more, eager and
-alone, and listen at the sites.  So it does not depend on what else is in a batch, on chunks, cached
-prefixes or graphs, and requests that are not traced run exactly the code that they run without it.
-The weights are computed from a site's sources by the specification, ``kernels.reference``; what the
-site itself made of them, by whatever algorithm and backend, has to agree.  Then, where an edit says
-so, the site gives something else (``tracing.intervene``).
+A trace is a replay: the workers run the sequence through their modules once more, eagerly and
+alone, with hooks at the sites.  So it does not depend on the rest of a batch, on chunks, cached
+prefixes or graphs, and requests without a trace run exactly the same code as before.
+The weights are computed from a site's sources by the specification, ``kernels.reference``; the
+output of the site, with its algorithm and backend, has to agree.  Edits change the output after
+that (``tracing.intervene``).
 """
 
 from bisect import bisect_left
@@ -27,14 +27,14 @@ from attnres_serve.tracing.listen import TOKENS_AT_ONCE, folded, rms, sources_of
 from attnres_serve.tracing.predict import Predictions
 from attnres_serve.tracing.vectors import Vectors
 
-# How far a site's own result may be from the mix by the traced weights: some roundings of answers
-# of phase 1 and of the result in 8 bits (bfloat16), or the scores of a float32 product in TF32.
+# The maximum distance of a site's output from the mix by the traced weights.  It allows for
+# roundings of phase-1 answers and of the output to 8 bits (bfloat16), and for scores in TF32.
 CLOSE = {torch.float32: 1e-2}
 CLOSE_ROUNDED = 2**-4
 
 
 class TraceError(RuntimeError):
-    """A trace that would not be what the server computes; the message is one sentence."""
+    """A trace that would differ from what the server computes; the message is one sentence."""
 
 
 class SiteTrace(NamedTuple):
@@ -53,37 +53,37 @@ class SiteTrace(NamedTuple):
 def attend(
     sources: Sequence[Tensor], site: SiteWeights, normed: Tensor
 ) -> tuple[SiteTrace, Tensor]:
-    """The weights of a site, and whether they explain what it gave.
+    """The weights of a site, and how well they explain its output.
 
     Args:
         sources: ``n`` tensors ``[T, d]`` of one dtype.
-        site: what the site has learned.
-        normed: ``[T, d]``, what the site gave.
+        site: the site's parameters.
+        normed: ``[T, d]``, the output of the site.
 
     Returns:
         The trace of the site, and ``[T]`` float32: the distance between ``normed`` and the normed
         mix by these weights, relative to its length, and to the size of the sources where they
-        cancel in the mix.  The check is blind where sources cancel almost wholly: what lets
-        their roundings pass lets wrong weights pass, too.
+        cancel in the mix.  The check is blind where sources cancel almost completely: a tolerance
+        for their roundings lets wrong weights pass, too.
     """
     mixed, weights = reference.mix(sources, folded(site), site.key_eps, bias=site.bias)
     sizes = torch.stack([rms(source) for source in sources], dim=-1)
-    wanted = reference.rms_norm(mixed, site.norm_weight, site.norm_eps)
+    expected = reference.rms_norm(mixed, site.norm_weight, site.norm_eps)
     tiny = torch.finfo(torch.float32).tiny  # a padding token's embedding may be all zeros
-    distance = (normed.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=tiny)
+    distance = (normed.float() - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=tiny)
     cancelled = (weights * sizes).sum(-1) / rms(mixed).clamp(min=tiny)
     return SiteTrace(weights, sizes), distance / cancelled.clamp(min=1)
 
 
 class Recorder:
-    """A forward hook of the sites that are traced.
+    """A forward hook of the traced sites.
 
-    It runs before the hook of ``intervention``, so it sees what a site gave by itself.
+    It runs before the hook of ``intervention``, so it sees the unedited output of a site.
 
     Args:
-        positions: ascending, the tokens that are traced.
-        intervention: what changes the weights then.
-        takers: of the sources, and of the weights by which they are read.
+        positions: the traced positions, ascending.
+        intervention: the hook that applies edits.
+        takers: receive the sources of a site, and its weights under the edits.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Recorder:
         self.positions, self.intervention, self.takers = positions, intervention, takers
         self.seen: Counter[int] = Counter()  # tokens by site
         self.parts: dict[int, list[SiteTrace]] = {}
-        self.wrong: str | None = None
+        self.problem: str | None = None
 
     def __call__(self, norm: SiteNorm, arguments: tuple, output) -> None:
         sources, normed = sources_of(norm, arguments, output)
@@ -116,21 +116,21 @@ class Recorder:
             for taker in self.takers:
                 taker.take(index, chosen, weights)
             far = ~(distance <= CLOSE.get(normed.dtype, CLOSE_ROUNDED))  # NaN as well
-            if self.wrong is None and bool(far.any()):
+            if self.problem is None and bool(far.any()):
                 token = positions[int(far.nonzero()[0])]
-                self.wrong = (
+                self.problem = (
                     f"site {index} of this server does not give the mix of its sources by the "
                     f"traced weights at token {token}, so there is no trace."
                 )
 
     def traces(self) -> dict[int, SiteTrace]:
-        """The trace of every site that was listened to.
+        """The trace of every traced site.
 
         Raises:
-            TraceError: a site gave something else than its weights say.
+            TraceError: the output of a site disagrees with its weights.
         """
-        if self.wrong is not None:
-            raise TraceError(self.wrong)
+        if self.problem is not None:
+            raise TraceError(self.problem)
         return {
             index: SiteTrace(*(torch.cat(part) for part in zip(*parts, strict=True)))
             for index, parts in self.parts.items()
@@ -141,44 +141,43 @@ def record(
     worker,
     ids: Sequence[int],
     positions: Sequence[int],
-    wanted: Sequence[int],
+    site_indices: Sequence[int],
     edits: Sequence[Resolved] = (),
     predictions: Predictions | None = None,
     lens: Reader | None = None,
     vectors: Vectors | None = None,
 ) -> dict[int, SiteTrace]:
-    """Replay a sequence; every worker of the engine does so at once.
+    """Replay a sequence; all workers of the engine do so together.
 
     Args:
-        worker: vLLM's.
+        worker: vLLM's worker.
         ids: the sequence.
-        positions: ascending, the tokens that are traced.
-        wanted: indices of sites.
-        edits: of what sites read.
-        predictions: takes what follows the tokens.
-        lens: takes what sites mix, which are among those that are wanted, and predicts from it.
-        vectors: takes what sites read, mix and are given.
+        positions: the traced positions, ascending.
+        site_indices: the traced sites.
+        edits: the resolved edits.
+        predictions: receives the decoder's output.
+        lens: receives vectors of traced sites, and predicts from them.
+        vectors: receives sources, mixes and sublayer outputs.
 
     Returns:
-        The traces of those of them that mix and are in this worker's pipeline stage, with the
-        weights by which they were read.
+        The traces of the mixing sites in this worker's pipeline stage, with the weights under the
+        edits.
 
     Raises:
-        TraceError: a site gave something else than its weights say, or edited weights are not
-            numbers.
-        SiteOrderError: the sites did not run as they do when the model is loaded.
+        TraceError: the output of a site disagrees with its weights, or edited weights are NaN.
+        SiteOrderError: the sites did not run in order.
     """
     installed = decoder.inner_model(worker).attn_res_sites
     intervention = Intervention(edits)
     recorder = Recorder(positions, intervention, *(x for x in (lens, vectors) if x is not None))
-    own = [norm for at, norm in installed.items() if at in wanted and norm.site.mixes]
-    handles = [norm.register_forward_hook(recorder) for norm in own]
+    traced = [norm for at, norm in installed.items() if at in site_indices and norm.site.mixes]
+    handles = [norm.register_forward_hook(recorder) for norm in traced]
     changed = [norm for at, norm in installed.items() if at in intervention.sites]
     handles += [norm.register_forward_hook(intervention) for norm in changed]
-    behind = [norm for at, norm in installed.items() if vectors and at - 1 in wanted]
-    handles += [norm.register_forward_pre_hook(vectors) for norm in behind]
+    after = [norm for at, norm in installed.items() if vectors and at - 1 in site_indices]
+    handles += [norm.register_forward_pre_hook(vectors) for norm in after]
     try:
-        with recorded_sites() as ran:  # not counted as a pass that serves
+        with recorded_sites() as ran:  # not counted as a served pass
             passes = replay.replay(worker, ids, predictions)
     finally:
         for handle in handles:
@@ -187,8 +186,8 @@ def record(
             lens.collect()
     if lens is not None:
         lens.predict(worker)
-    if intervention.wrong is not None:
-        raise TraceError(intervention.wrong)
+    if intervention.problem is not None:
+        raise TraceError(intervention.problem)
     if ran != sorted(installed) * passes:
         raise SiteOrderError("the sites did not run one after the other.")
     return recorder.traces()

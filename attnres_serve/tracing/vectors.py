@@ -1,4 +1,4 @@
-"""Takes the vectors of a replay: what sites read, what they make of it, and what comes of that."""
+"""Collects the vectors of a replay: sources and mixes of sites, and outputs of sublayers."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from attnres_serve.tracing.listen import mixed_by
 
 
 class Vectors:
-    """Takes those of the tokens at ``positions``, which ascend."""
+    """Collects the vectors at ``positions``, which ascend."""
 
     def __init__(self, positions: Sequence[int]) -> None:
         self._positions = np.asarray(positions)
@@ -20,20 +20,20 @@ class Vectors:
         self._parts: dict[str, list[Tensor]] = defaultdict(list)
 
     def take(self, index: int, sources: Sequence[Tensor], weights: Tensor) -> None:
-        """Take what a site reads; see ``lens.Reader.take``."""
+        """Take the sources and the mix of a site; see ``lens.Reader.take``."""
         stacked = torch.stack(tuple(sources), dim=1).float()
         self._parts[f"site.{index}.sources"].append(stacked.cpu())
         self._parts[f"site.{index}.mix"].append(mixed_by(weights, sources).cpu())
 
     def __call__(self, norm: SiteNorm, arguments: tuple) -> None:
-        """Take what a site is given, before it writes over that; a forward pre-hook."""
-        given, index = norm.given(arguments[0]), norm.site.index
+        """Take a site's input, before the site overwrites it; a forward pre-hook."""
+        delta, index = norm.whole_delta(arguments[0]), norm.site.index
         at = self._positions - self._passed[index]
-        self._passed[index] += len(given)
-        rows = torch.from_numpy(at[(at >= 0) & (at < len(given))]).to(given.device)
-        self._parts[f"site.{index - 1}.output"].append(given[rows].float().cpu())
+        self._passed[index] += len(delta)
+        rows = torch.from_numpy(at[(at >= 0) & (at < len(delta))]).to(delta.device)
+        self._parts[f"site.{index - 1}.output"].append(delta[rows].float().cpu())
 
     def packed(self) -> dict[str, tuple[list[int], bytes]]:
-        """Shape and bytes of each tensor, float32, by its name in an answer."""
+        """Shape and bytes of each tensor, float32, by its name in a response."""
         whole = {name: torch.cat(parts) for name, parts in self._parts.items()}
         return {name: ([*x.shape], x.numpy().tobytes()) for name, x in whole.items()}

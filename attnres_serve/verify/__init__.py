@@ -1,1 +1,1 @@
-"""``attnres-serve verify`` and the independent model that it compares with."""
+"""``attnres-serve verify``, and its independent float64 models."""

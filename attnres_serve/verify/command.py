@@ -1,4 +1,4 @@
-"""``attnres-serve verify``: is a checkpoint served as config.json describes?"""
+"""``attnres-serve verify``: a check that a checkpoint is served as its config.json describes."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnres_serve import output, settings
 from attnres_serve.checkpoints import needs, tokenizer
-from attnres_serve.checkpoints.checked import check_folder
+from attnres_serve.checkpoints.checked import Checkpoint, check_folder
 from attnres_serve.checkpoints.finite import check_folder_is_finite
 from attnres_serve.depth.sites import sites
 from attnres_serve.errors import CheckpointError, SettingError
@@ -59,98 +59,109 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def run(own: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Verify a checkpoint and print the report.
 
     Returns:
-        0 if it holds, 1 if not.
+        0 if all bounds hold, 1 if not.
 
     Raises:
-        CheckpointError, SettingError: with one sentence, where nothing could be compared.
+        CheckpointError, SettingError: nothing could be compared; the message is one sentence.
     """
-    if (own.tokens is not None and own.tokens < 2) or own.passages < 1:
+    if (options.tokens is not None and options.tokens < 2) or options.passages < 1:
         raise SettingError(
-            f"--tokens is {own.tokens} and --passages {own.passages}; expected at least 2 and 1."
+            f"--tokens is {options.tokens} and --passages {options.passages}; expected at least 2 "
+            "and 1."
         )
-    if own.readings and own.readings < evidence.FEWEST:
+    if options.readings and options.readings < evidence.FEWEST:
         raise SettingError(
-            f"--readings is {own.readings}; expected at least {evidence.FEWEST} tokens of a text, "
-            "or 0 to measure no other reading."
+            f"--readings is {options.readings}; expected at least {evidence.FEWEST} tokens of a "
+            "text, or 0 to measure no other reading."
         )
-    folder, reference = Path(own.checkpoint), Path(own.reference or own.checkpoint)
-    served = check_folder(folder).translated(str(folder))
+    folder, reference = Path(options.checkpoint), Path(options.reference or options.checkpoint)
+    checkpoint = check_folder(folder)
+    served = parsed = checkpoint.translated(str(folder))
     needs.check_heads(str(folder), served)
-    backend_choice.require(own.attnres_backend)
-    wanted = served
+    backend_choice.require(options.attnres_backend)
     if reference != folder:
-        wanted = check_folder(reference).translated(str(reference))
-        _require_same_sizes(folder, served, reference, wanted)
-    for checkpoint in dict.fromkeys((folder, reference)):
-        check_folder_is_finite(checkpoint)
-    settings.require_edits(settings.given(vars(own)), served.spec)
-    edits = edits_by_site(settings.given({settings.EDIT: own.edit}), wanted)
-    limits = passages.limits(served, wanted)
-    tokens = passages.tokens(served, limits, own.tokens, str(folder))
-    prompts = passages.passages(folder, own.text, tokens, own.passages)
+        checkpoint = check_folder(reference)
+        parsed = checkpoint.translated(str(reference))
+        _require_same_sizes(folder, served, reference, parsed)
+    for path in dict.fromkeys((folder, reference)):
+        check_folder_is_finite(path)
+    additional_config = settings.given(vars(options))
+    settings.require_edits(additional_config, served.spec)
+    edits = edits_by_site(settings.given({settings.EDIT: options.edit}), parsed)
+    limits = passages.limits(served, parsed)
+    tokens = passages.tokens(served, limits, options.tokens, str(folder))
+    prompts = passages.passages(folder, options.text, tokens, options.passages)
     output.say("load the model in float64")
-    model = compare.reference(reference)
+    model = compare.reference(reference, parsed)
     edited = model.with_spec(replace(model.spec, edits=edits)) if edits else model
-    report = compare.verify(folder, edited, prompts, settings.given(vars(own)))
+    report = compare.verify(folder, edited, prompts, additional_config)
     unreached = passages.unreached(limits, tokens)
-    found = None if wanted.spec is None else _evidence(reference, folder, model, own)
-    if own.json:
-        told = {"unreached": unreached, "readings": None if found is None else asdict(found)}
-        print(json.dumps(asdict(report) | told), file=output.out())
+    measured = (
+        None if parsed.spec is None else _evidence(checkpoint, parsed, folder, model, options)
+    )
+    if options.json:
+        more = {"unreached": unreached, "readings": None if measured is None else asdict(measured)}
+        print(json.dumps(asdict(report) | more), file=output.out())
     else:
-        print(table(report, unreached, found), file=output.out())
+        print(table(report, unreached, measured), file=output.out())
     return 0 if report.holds else 1
 
 
-def edits_by_site(asked: dict[str, Any], wanted: ParsedConfig) -> dict[int, list["Edit"]]:
-    """The edits of the float64 model, by sites."""
-    settings.require_edits(asked, wanted.spec)
+def edits_by_site(
+    additional_config: dict[str, Any], parsed: ParsedConfig
+) -> dict[int, list["Edit"]]:
+    """The edits of the float64 model, by site."""
+    settings.require_edits(additional_config, parsed.spec)
     from attnres_serve.depth.edits import resolve  # imports pydantic
     from attnres_serve.verify.oracle.edits import Edit
 
-    found: dict[int, list[Edit]] = {}
-    for one in resolve(settings.edits(asked), sites(wanted.spec), 1) if wanted.spec else ():
+    edits: dict[int, list[Edit]] = {}
+    requested = settings.edits(additional_config)
+    for one in resolve(requested, sites(parsed.spec), 1) if parsed.spec else ():
         for site, sources in one.sites:
-            found.setdefault(site, []).append(Edit(one.kind, sources, one.values))
-    return found
+            edits.setdefault(site, []).append(Edit(one.kind, sources, one.values))
+    return edits
 
 
 def _evidence(
-    reference: Path, served: Path, model: compare.Reference, own: argparse.Namespace
+    checkpoint: Checkpoint,
+    parsed: ParsedConfig,
+    served: Path,
+    model: compare.Reference,
+    options: argparse.Namespace,
 ) -> evidence.Evidence | None:
-    """What texts say of the readings of a checkpoint's config.json; None if none is long enough.
+    """The losses under all readings of a config.json; None if no text is long enough.
 
-    The tokenizer is that of the served one, which was compared with its vocabulary.
+    The tokenizer is that of the served checkpoint, which was compared with its vocabulary.
     """
-    checkpoint = check_folder(reference)
-    asked = own.readings
-    if asked is None:
-        asked = texts.usual(sum(tensor.numel() for tensor in model.weights.values()))
-    most = min(asked, passages.context(checkpoint.translated(str(reference))))
+    tokens = options.readings
+    if tokens is None:
+        tokens = texts.usual(sum(tensor.numel() for tensor in model.weights.values()))
+    most = min(tokens, passages.context(parsed))
     if not most:
         return None
-    content = None if own.text is None else passages.read(own.text)
-    found = texts.pieces(content, most, evidence.FEWEST, tokenizer.load(served))
-    if not found:
+    content = None if options.text is None else passages.read(options.text)
+    pieces = texts.pieces(content, most, evidence.FEWEST, tokenizer.load(served))
+    if not pieces:
         return None
     every = readings.readings(checkpoint)
-    steps = len(every) * len(found)
+    steps = len(every) * len(pieces)
     with output.bar(total=steps, desc="reading config.json otherwise", unit="step") as progress:
-        return evidence.measure(model, every, found, progress.update)
+        return evidence.measure(model, every, pieces, progress.update)
 
 
 def _require_same_sizes(
-    folder: Path, served: ParsedConfig, reference: Path, wanted: ParsedConfig
+    folder: Path, served: ParsedConfig, reference: Path, parsed: ParsedConfig
 ) -> None:
     for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
-        found, other = served.config[key], wanted.config[key]
-        if found != other:
+        value, other = served.config[key], parsed.config[key]
+        if value != other:
             raise CheckpointError(
-                f"{key} is {found} in {folder} and {other} in {reference}, which is another model; "
+                f"{key} is {value} in {folder} and {other} in {reference}, which is another model; "
                 "give the checkpoint that it was converted from as --reference."
             )
 
@@ -158,14 +169,14 @@ def _require_same_sizes(
 def table(
     report: compare.Report,
     unreached: str | None = None,
-    found: evidence.Evidence | None = None,
+    measured: evidence.Evidence | None = None,
 ) -> str:
-    """The report for a reader.
+    """The report as text.
 
     Args:
         report: the comparison.
-        unreached: what attention did not come to do.
-        found: what texts say of other readings of config.json.
+        unreached: the limits of attention that the passages do not exceed.
+        measured: the losses under other readings of config.json.
     """
     agreement = "no choice was clear"
     if report.greedy_agreement is not None:
@@ -184,8 +195,8 @@ def table(
         lines += _wrapped("also beyond it", ", ".join(others))
     if unreached:
         lines += _wrapped("not all of it", unreached)
-    if found:
-        lines += _readings(found)
+    if measured:
+        lines += _readings(measured)
     lines.append(
         "it is served as config.json describes (eager, float32, one process)"
         if report.holds
@@ -194,30 +205,31 @@ def table(
     return "\n".join(lines)
 
 
-def _readings(found: evidence.Evidence) -> list[str]:
-    """What texts say of config.json, in lines."""
-    losses = ", ".join(f"{loss:.2f} with {name}" for name, loss in found.others.items())
+def _readings(measured: evidence.Evidence) -> list[str]:
+    """The losses under the readings of config.json, in lines."""
+    losses = ", ".join(f"{loss:.2f} with {name}" for name, loss in measured.others.items())
     lines = [
-        f"loss of texts       {found.loss:.2f} nats a token, of {found.tokens} tokens",
+        f"loss of texts       {measured.loss:.2f} nats a token, of {measured.tokens} tokens",
         *_wrapped("read otherwise", losses or "nothing else fits the tensors"),
     ]
-    if not found.others:
+    if not measured.others:
         return lines
-    if not found.is_told:
-        said = (
+    if not measured.is_told:
+        conclusion = (
             "cannot tell whether config.json is right: under no reading are the texts predicted "
-            f"better than by how often their tokens occur ({found.guess:.2f}). Either the weights "
-            "are untrained, or --text should name a text of the kind that they were trained on."
+            f"better than by how often their tokens occur ({measured.guess:.2f}). Either the "
+            "weights are untrained, or --text should name a text of the kind that they were "
+            "trained on."
         )
-    elif found.warning:
-        return [*lines, *_wrapped("WARNING", found.warning)]
-    elif found.alike:
-        said = f"cannot tell config.json's from {' and '.join(found.alike)} by these texts"
+    elif measured.warning:
+        return [*lines, *_wrapped("WARNING", measured.warning)]
+    elif measured.alike:
+        conclusion = f"cannot tell config.json's from {' and '.join(measured.alike)} by these texts"
     else:
-        said = "every other is worse by more than the texts' noise"
-    return [*lines, *_wrapped("which is right", said)]
+        conclusion = "every other is worse by more than the texts' noise"
+    return [*lines, *_wrapped("which is right", conclusion)]
 
 
 def _wrapped(name: str, text: str) -> list[str]:
-    """A named text in lines of 80 columns, below each other."""
+    """A text with a name, wrapped to 80 columns."""
     return textwrap.wrap(text, 80, initial_indent=f"{name:20}", subsequent_indent=" " * 20)

@@ -1,11 +1,11 @@
-"""The comparison of a checkpoint as served with its float64 model.
+"""The comparison of a served checkpoint with its float64 model.
 
 The checkpoint is served in float32 by an engine in this process, and evaluated in float64 by a
 model that shares no code with the engine (``oracle``).  They are compared in two ways:
 
 * as wholes: logprobs, KL divergence and greedy choice at every token of a text;
-* part by part: every site, sublayer and the head of the float64 model is given what the engine's
-  part was given, so that a fault shows where it is and is not hidden by what follows.
+* part by part: every site, every sublayer and the head of the float64 model gets the input of the
+  engine's part, so that a fault is located and not hidden by later parts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from attnres_serve import output
-from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.files import read_config
 from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import CheckpointError, first_line
 from attnres_serve.families import FAMILIES
+from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.verify import evidence
 
 if TYPE_CHECKING:
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from attnres_serve.verify import oracle
 
 
-# A part in float32 against float64: sums of some thousand products lose about 1e-6.
+# Of a part in float32 from float64: sums of some thousand products lose about 1e-6.
 PART_BOUND = 1e-4
 
-# The whole: roundings add up over the layers; these are a tenth of what bfloat16 costs and less.
+# Of the whole: roundings add up over the layers; these are at most a tenth of bfloat16's errors.
 LOGPROB_BOUND = 1e-3
 
 KL_BOUND = 1e-5
 
-TIE = 2e-3  # a greedy choice whose lead is smaller is no choice
+TIE = 2e-3  # a greedy choice with a smaller lead is not compared
 
 
 @dataclass(frozen=True)
 class Passage:
-    """What the engine did with one prompt of ``T`` tokens.
+    """The engine's tensors for one prompt of ``T`` tokens.
 
     Attributes:
         ids: the prompt.
         layout: the decoder's sublayers.
         received: per site ``[T, d]``: the token embedding, then the output of each sublayer.
-        normed: per site ``[T, d]``: what the site gave to its sublayer or, the last, to the head.
+        normed: per site ``[T, d]``: the input of its sublayer or, for the last site, of the head.
         logits: ``[T, vocabulary]``.
     """
 
@@ -60,18 +60,18 @@ class Passage:
 
 @dataclass(frozen=True)
 class Report:
-    """The worst of all tokens, and what it means.
+    """The worst of all tokens, and the verdict.
 
     Attributes:
-        tokens: how many were compared.
+        tokens: number of compared tokens.
         logprob_gap: largest difference of the logprob of a token of the text.
         kl: mean KL divergence of the engine's distribution from the reference, in nats.
-        kl_max: largest one. The bound is on it, as a mean over many tokens would hide one.
-        greedy_agreement: share of the tokens with a clear choice at which both choose the same;
-            None if no choice was clear.
+        kl_max: largest KL divergence, which has the bound: a mean over many tokens would hide it.
+        greedy_agreement: share of equal choices at the tokens with a clear choice; None if no
+            choice was clear.
         worst_part: the part with the largest relative error.
         worst_error: that error, the norm of the difference over the norm of the expected row.
-        parts: relative error by part, for those beyond the bound.
+        parts: relative error by part, for parts beyond the bound.
         holds: whether everything is within its bound.
     """
 
@@ -96,9 +96,9 @@ def verify(
 
     Args:
         folder: checkpoint folder of any served format.
-        model: that of ``reference``.
+        model: the result of ``reference``.
         prompts: token ids.
-        chosen: our settings, by their keys in ``additional_config``.
+        chosen: settings, by their keys in ``additional_config``.
     """
     import torch
 
@@ -109,14 +109,14 @@ def verify(
             progress.update()
             progress.set_description(what)
 
-        found = []
+        served = []
         for passage in serve(folder, prompts, chosen):
-            found.append(passage)
+            served.append(passage)
             step("serving")
         step("comparing")
         wholes: list[dict[str, Tensor]] = []
         errors: dict[str, float] = {}
-        for passage in found:
+        for passage in served:
             wholes.append(whole(passage, model.logprobs(passage.ids)))
             for part, error in part_errors(model, passage):
                 errors[part] = max(errors.get(part, 0.0), error, key=_severity)
@@ -127,7 +127,7 @@ def verify(
 def serve(
     folder: Path, prompts: Sequence[list[int]], chosen: dict[str, str], dtype: str = "float32"
 ) -> Iterator[Passage]:
-    """Run prompts through an engine in this process and keep what every site received and gave."""
+    """Run prompts through an engine in this process, and record the inputs and outputs of sites."""
     from attnres_serve.compat import engines
 
     with engines.recorded_engine(str(folder), max(map(len, prompts)), chosen, dtype) as engine:
@@ -137,7 +137,7 @@ def serve(
 
 
 class Reference(evidence.Model, Protocol):
-    """A model in float64: see ``oracle.Model`` and ``rewritten.Rewritten``."""
+    """A float64 model: see ``oracle.Model`` and ``rewritten.Rewritten``."""
 
     weights: "dict[str, Tensor]"
 
@@ -145,16 +145,20 @@ class Reference(evidence.Model, Protocol):
 
     def normed(self, site: int, x: "Tensor", y: Sequence["Tensor"]) -> "Tensor": ...
 
-    def given(
+    def from_normed(
         self, ids: Sequence[int], normed: Sequence["Tensor"]
     ) -> tuple["Tensor", list["Tensor"], "Tensor"]: ...
 
 
-def reference(folder: Path) -> Reference:
-    """The model of a checkpoint.
+def reference(folder: Path, parsed: ParsedConfig) -> Reference:
+    """The float64 model of a checkpoint.
+
+    Args:
+        folder: the checkpoint, which was checked.
+        parsed: its parsed config.json.
 
     Raises:
-        CheckpointError: it has none; the sentence says why.
+        CheckpointError: there is none for this checkpoint.
     """
     if read_config(folder).get("quantization_config"):
         raise CheckpointError(
@@ -165,7 +169,7 @@ def reference(folder: Path) -> Reference:
 
     try:
         with torch.inference_mode():
-            return _model(folder)
+            return _model(folder, parsed)
     except (ValueError, KeyError) as error:
         raise CheckpointError(
             f"{folder} cannot be evaluated in float64 ({first_line(error)}): verify's model does "
@@ -173,11 +177,10 @@ def reference(folder: Path) -> Reference:
         ) from error
 
 
-def _model(folder: Path) -> Reference:
-    """The hand-written model, or where it does not know the family, Hugging Face's rewritten."""
+def _model(folder: Path, parsed: ParsedConfig) -> Reference:
+    """The hand-written model or, for other families, Hugging Face's with rewritten residuals."""
     from attnres_serve.verify import oracle, rewritten
 
-    parsed = check_folder(folder).translated(str(folder))
     if parsed.base in oracle.BASES:
         return oracle.load(folder)
     layout = parsed.layout
@@ -186,47 +189,50 @@ def _model(folder: Path) -> Reference:
 
 
 def part_errors(model: Reference, passage: Passage) -> Iterator[tuple[str, float]]:
-    """Relative error of every part of the engine, given what that part was given.
+    """The relative error of every part of the engine, for the same input.
 
-    A site is given the outputs of all sublayers before it, so it is wrong if its query, key norm,
-    norm or choice of sources is.
+    The input of a site is the outputs of all sublayers before it, so a site is wrong if its query,
+    key norm, norm or choice of sources is.
     """
     received = [tensor.double() for tensor in passage.received]
     normed = [tensor.double() for tensor in passage.normed]
     embedding, outputs = received[0], received[1:]
     layout = passage.layout
-    expected_embedding, expected_outputs, expected_logits = model.given(passage.ids, normed)
+    expected_embedding, expected_outputs, expected_logits = model.from_normed(passage.ids, normed)
     yield "the embedding", _error(embedding, expected_embedding)
-    for site, found in enumerate(normed):
+    for site, output_of_site in enumerate(normed):
         name = layout.site_name(site)
-        yield f"the site of {name}", _error(found, model.normed(site, embedding, outputs[:site]))
+        yield (
+            f"the site of {name}",
+            _error(output_of_site, model.normed(site, embedding, outputs[:site])),
+        )
         if site < layout.num_sublayers:
             yield name, _error(outputs[site], expected_outputs[site])
     yield "the head", _error(passage.logits.double(), expected_logits)
 
 
-def _error(found: "Tensor", expected: "Tensor") -> float:
+def _error(actual: "Tensor", expected: "Tensor") -> float:
     norms = expected.norm(dim=-1)
-    return ((found - expected).norm(dim=-1) / norms.clamp(min=1e-30)).max().item()
+    return ((actual - expected).norm(dim=-1) / norms.clamp(min=1e-30)).max().item()
 
 
 def whole(passage: Passage, expected: "Tensor") -> dict[str, "Tensor"]:
-    """Per token the logprob gap (of the next token), the KL divergence, and the greedy choices."""
+    """For each token the logprob gap of the next token, the KL divergence, and greedy choices."""
     import torch
 
-    found = passage.logits.double().log_softmax(-1)
+    logprobs = passage.logits.double().log_softmax(-1)
     nexts = torch.tensor(passage.ids[1:])[:, None]
     best = expected.topk(2, dim=-1).values
     return {
-        "gap": (found - expected)[:-1].gather(1, nexts).abs().flatten(),
-        "kl": (expected.exp() * (expected - found)).sum(-1),
-        "same": found.argmax(-1) == expected.argmax(-1),
+        "gap": (logprobs - expected)[:-1].gather(1, nexts).abs().flatten(),
+        "kl": (expected.exp() * (expected - logprobs)).sum(-1),
+        "same": logprobs.argmax(-1) == expected.argmax(-1),
         "clear": best[:, 0] - best[:, 1] >= TIE,
     }
 
 
 def _severity(error: float) -> tuple[bool, float]:
-    """What errors are ordered by: NaN is worse than any number."""
+    """The key for sorting errors: NaN is worse than any number."""
     return isnan(error), error
 
 

@@ -1,10 +1,10 @@
-"""What a text says of the readings of a config.json: the loss of the float64 model under each.
+"""The loss of the float64 model on texts, under each reading of a config.json.
 
-Both readings predict the same tokens, so their losses are compared token by token. The means of
-``CHUNK`` neighbours are the sample, since neighbours have their luck in common, and Student's t
-bounds the mean difference. A text counts only if some reading predicts it better than the
-frequencies of its own tokens do: otherwise the weights are untrained, or were trained on texts of
-another kind, and a smaller loss would mean no more than less confidence.
+Two readings predict the same tokens, so their losses are compared token by token.  The losses of
+neighbouring tokens are correlated, so the sample is the means of ``CHUNK`` neighbours, and
+Student's t bounds the mean difference.  A text counts only if some reading predicts it better than
+the frequencies of its tokens: otherwise the weights are untrained, or were trained on texts of
+another kind, and a smaller loss would only mean less confidence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 CHUNK = 16  # tokens
 FEWEST = 1 + 4 * CHUNK  # tokens of a text
-LEAST = 0.01  # nats a token, one per cent: closer readings are one model
-RISK = 1e-3  # of one false warning, over all readings, if they were equally good
+LEAST = 0.01  # nats a token, one per cent: closer readings count as equal
+RISK = 1e-3  # of one false warning over all readings, if they were equally good
 
 
 class Model(Protocol):
-    """A model in float64 that can mix otherwise."""
+    """A float64 model that can mix by another specification."""
 
     spec: "oracle.Spec"
 
@@ -38,17 +38,17 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Evidence:
-    """The losses under all readings, in nats a token, and what they say.
+    """The losses under all readings, in nats a token, and the conclusion.
 
     Attributes:
-        reading: what config.json says.
-        tokens: how many were predicted, of the texts that count, or of all if none does.
-        loss: of these tokens, as config.json is read.
-        guess: their loss by their frequencies in each text, which a model knows nothing of.
-        others: the loss by the names of other readings.
-        warning: the best reading that is better by more than the noise, in a sentence.
+        reading: the name of the served reading.
+        tokens: number of predicted tokens in the texts that count, or in all if none does.
+        loss: their loss under the served reading.
+        guess: their loss by their frequencies in each text, which a model does not know.
+        others: the loss under other readings, by name.
+        warning: a sentence about the best reading that is better by more than the noise.
         alike: names of readings that are not worse by more than the noise.
-        is_told: whether some text counts; otherwise nothing is said of any reading.
+        is_told: whether a text counts; otherwise there is no conclusion.
     """
 
     reading: str
@@ -70,30 +70,30 @@ def measure(
     """Evaluate texts under every reading.
 
     Args:
-        model: the checkpoint as config.json says.
-        readings: config.json's own, and the others.
-        texts: token ids of each, at least ``FEWEST``.
+        model: the model of the checkpoint.
+        readings: the served reading, and the others.
+        texts: the token ids of each text, at least ``FEWEST``.
         step: called after every evaluation.
     """
     losses: dict[Reading, list[Tensor]] = {}
     for reading in readings:
         spec = replace(model.spec, block_starts=reading.starts, final_mix=reading.final_mix)
-        own = model.with_spec(spec)
+        changed = model.with_spec(spec)
         losses[reading] = []
         for ids in texts:
-            losses[reading].append(_losses(own, ids))
+            losses[reading].append(_losses(changed, ids))
             step()
     guesses = [_guess(ids) for ids in texts]
     counted = [
         number
         for number, guess in enumerate(guesses)
-        if min(found[number].mean().item() for found in losses.values()) < guess
+        if min(by_text[number].mean().item() for by_text in losses.values()) < guess
     ]
-    return _told(losses, guesses, counted)
+    return _conclusion(losses, guesses, counted)
 
 
 def _losses(model: Model, ids: Sequence[int]) -> "Tensor":
-    """Minus the logprob of every token after the first."""
+    """The negative logprob of every token after the first."""
     import torch
 
     nexts = torch.tensor(ids[1:])[:, None]
@@ -101,7 +101,7 @@ def _losses(model: Model, ids: Sequence[int]) -> "Tensor":
 
 
 def _guess(ids: Sequence[int]) -> float:
-    """The least loss of a model that gives every token one probability wherever it stands."""
+    """The least loss of a model that predicts each token with a constant probability."""
     import torch
 
     counts = torch.tensor(ids[1:]).bincount().double()
@@ -109,7 +109,7 @@ def _guess(ids: Sequence[int]) -> float:
     return -(shares * shares.log()).sum().item()
 
 
-def _told(
+def _conclusion(
     losses: Mapping[Reading, Sequence["Tensor"]], guesses: Sequence[float], counted: Sequence[int]
 ) -> Evidence:
     import torch
@@ -117,15 +117,15 @@ def _told(
     shown = counted or range(len(guesses))
     sizes = [len(next(iter(losses.values()))[number]) for number in shown]
     means = {
-        reading: torch.cat([found[number] for number in shown]).mean().item()
-        for reading, found in losses.items()
+        reading: torch.cat([by_text[number] for number in shown]).mean().item()
+        for reading, by_text in losses.items()
     }
-    own, *others = losses
+    served, *others = losses
     guess = sum(size * guesses[number] for size, number in zip(sizes, shown, strict=True))
     evidence = Evidence(
-        own.name,
+        served.name,
         sum(sizes),
-        means[own],
+        means[served],
         guess / sum(sizes),
         {other.name: means[other] for other in others},
     )
@@ -133,23 +133,23 @@ def _told(
         return evidence
     better, alike = [], []
     for other in others:
-        gains = [losses[own][number] - losses[other][number] for number in counted]
+        gains = [losses[served][number] - losses[other][number] for number in counted]
         low, high = _interval(gains, RISK / len(others))
         if low > LEAST:
             better.append(other)
         elif high > -LEAST:
             alike.append(other.name)
     best = min(better, key=means.__getitem__, default=None)
-    warning = None if best is None else _warning(best, means[best], means[own])
+    warning = None if best is None else _warning(best, means[best], means[served])
     return replace(evidence, warning=warning, alike=alike, is_told=True)
 
 
 def _interval(differences: Sequence["Tensor"], risk: float) -> tuple[float, float]:
-    """Bounds of the mean of token by token differences, each of which fails with this risk.
+    """A lower and an upper bound of the mean difference; each fails with this risk.
 
     Args:
-        differences: of each text ``[tokens]``, in their order.
-        risk: that the mean is beyond one of them.
+        differences: for each text the differences ``[tokens]``, in order.
+        risk: the probability that the mean is beyond one of the bounds.
     """
     import torch
 
@@ -159,8 +159,8 @@ def _interval(differences: Sequence["Tensor"], risk: float) -> tuple[float, floa
     return sample.mean().item() - reach, sample.mean().item() + reach
 
 
-def _warning(best: Reading, loss: float, own: float) -> str:
+def _warning(best: Reading, loss: float, served_loss: float) -> str:
     return (
         f"with {best.name} the loss is {loss:.2f}, with config.json's {best.stated} it is "
-        f"{own:.2f}: {best.question}"
+        f"{served_loss:.2f}: {best.question}"
     )

@@ -1,4 +1,4 @@
-"""How far a sample must reach for a model's sublayers to do all that they do."""
+"""The passages of a text that verify compares, long enough for windows and chunks."""
 
 from collections.abc import Iterator, Mapping
 from math import ceil
@@ -11,67 +11,70 @@ from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.parsed_config import ParsedConfig
 
-USUAL = 64  # tokens of a passage where nothing asks for more
+USUAL = 64  # default tokens of a passage
 BEYOND = 32  # tokens beyond a window
-# Of a window or chunk that is passed unasked: the judge's attention is quadratic in it.
+# The largest window or chunk that a passage exceeds by default: the float64 model's attention is
+# quadratic in the length.
 WIDEST = 4096
-TOGETHER = 64  # tokens of a chunk where config.json leaves it to the kernels: FLA's, on a GPU
+TOGETHER = 64  # tokens of a chunk if config.json states none: that of FLA's GPU kernels
 WINDOW, CHUNK = "the window", "the chunk of its recurrence"
 SCALED = "the length before rope scaling"
-# Which key of a configuration of transformers has the window of a kind of layer.
+# Keys of the window in transformers' configurations, by kind of layer.
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
-def tokens(served: ParsedConfig, limits: Mapping[str, int], asked: int | None, name: str) -> int:
-    """The tokens of a passage: those asked for, else enough to pass a window or a chunk.
+def tokens(
+    served: ParsedConfig, limits: Mapping[str, int], requested: int | None, name: str
+) -> int:
+    """The number of tokens of a passage: as requested, or enough to exceed windows and chunks.
 
     Args:
-        served: the model that is served.
-        limits: of ``limits``.
-        asked: by the user, if at all.
-        name: what the checkpoint is called.
+        served: the served model.
+        limits: the result of ``limits``.
+        requested: the user's value, or None.
+        name: the checkpoint's name.
 
     Raises:
-        SettingError: more were asked for than the context has.
+        SettingError: more tokens were requested than the context has.
     """
     most = context(served) - 1  # the engine generates one more
-    if asked is None:
+    if requested is None:
         widths = [width for what, width in limits.items() if what != SCALED and width <= WIDEST]
         return min(max([USUAL, *(width + BEYOND for width in widths)]), most)
-    if asked > most:
+    if requested > most:
         raise SettingError(
-            f"--tokens is {asked}, but {name} has a context of {most + 1}, of which verify needs "
-            f"one for an answer; give at most {most}."
+            f"--tokens is {requested}, but {name} has a context of {most + 1}, of which verify "
+            f"needs one for an answer; give at most {most}."
         )
-    return asked
+    return requested
 
 
 def context(parsed: ParsedConfig) -> int:
-    """The positions that a model was made for."""
+    """The number of positions that a model was made for."""
     most: int = _built(parsed).max_position_embeddings
     return most
 
 
 def limits(*models: ParsedConfig) -> dict[str, int]:
-    """How many positions a sublayer treats alike, by what changes beyond them.
+    """The number of positions before something changes in a sublayer, by the name of the change.
 
-    Of several models the largest counts: one that lost its window differs beyond that window alone.
+    For several models the largest counts: a model that lost its window differs only beyond it.
     """
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for parsed in models:
         for what, limit in _limits(parsed):
-            found[what] = max(found.get(what, 0), limit)
-    return found
+            result[what] = max(result.get(what, 0), limit)
+    return result
 
 
 def _limits(parsed: ParsedConfig) -> Iterator[tuple[str, int]]:
     built = _built(parsed)
     kinds = getattr(built, "layer_types", None) or ()
     windows = [getattr(built, key) for kind, key in _WINDOWS.items() if kind in kinds]
-    of_all = FAMILIES[parsed.base].window  # in every layer, of which some classes keep no kinds
+    of_all = FAMILIES[parsed.base].window  # in every layer; some classes keep no kinds of layers
     if window := of_all(parsed.config) if of_all else max(windows, default=None):
         yield WINDOW, window
-    if FAMILIES[parsed.base].state_bytes(parsed.config, 4):  # which a chunk hands on to the next
+    if FAMILIES[parsed.base].state_bytes(parsed.config, 4):  # chunks pass their state on
         yield CHUNK, getattr(built, "chunk_size", None) or TOGETHER
     rope = getattr(built, "rope_parameters", None) or {}
     for one in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
@@ -86,11 +89,11 @@ def _built(parsed: ParsedConfig) -> Any:
 
 
 def unreached(limits: Mapping[str, int], count: int) -> str | None:
-    """What a model does only beyond the first ``count`` positions, None where that is nothing.
+    """A sentence about the limits that ``count`` positions do not exceed, or None.
 
     Args:
-        limits: of ``limits``.
-        count: the positions of a sample.
+        limits: the result of ``limits``.
+        count: number of positions of a passage.
     """
     missed = [f"{what} of {limit}" for what, limit in limits.items() if count <= limit]
     if not missed:
@@ -100,9 +103,9 @@ def unreached(limits: Mapping[str, int], count: int) -> str | None:
 
 
 def passages(folder: Path, text: str | None, tokens: int, count: int) -> list[list[int]]:
-    """Up to ``count`` passages of a text, evenly spaced, in the checkpoint's tokens.
+    """Up to ``count`` evenly spaced passages of a text, as the checkpoint's token ids.
 
-    Ours goes on from its beginning where it is too short.
+    The default text repeats if it is too short.
 
     Raises:
         CheckpointError: the checkpoint has no tokenizer.
@@ -128,7 +131,7 @@ def read(path: str) -> str:
     """The text of a file.
 
     Raises:
-        SettingError: it cannot be read, or is no UTF-8.
+        SettingError: it cannot be read, or is not UTF-8.
     """
     try:
         return texts.decoded(Path(path).read_bytes(), f"the text {path}")

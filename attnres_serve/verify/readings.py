@@ -1,8 +1,8 @@
-"""What else a config.json may have meant by what it says of depth attention.
+"""Other readings of a config.json's depth attention.
 
-A number of config.json may count sublayers, layers or blocks, and every project counts otherwise.
-A model whose number was written in another unit loads and answers in fluent text, so nothing but
-the loss under each reading can tell.
+A number of config.json may count sublayers, layers or blocks, and every project counts differently.
+A model with a number in the wrong unit loads and writes fluent text, so only the loss under each
+reading reveals it.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.formats.resolve import with_list_of_architectures
 
 Starts = tuple[int, ...]
-_INSIDE = ("attn_res", "text_config")  # objects of a config.json that formats keep the key in
+_INSIDE = ("attn_res", "text_config")  # objects of a config.json in which formats keep the key
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Reading:
     """One meaning of a config.json.
 
     Attributes:
-        name: what config.json would say to be read so, for example ``block_size 4``.
-        stated: what it says instead, for example ``2``.
-        question: what a person may look for; empty for config.json's own meaning.
+        name: what config.json would have to state, for example ``block_size 4``.
+        stated: what it states instead, for example ``2``.
+        question: a question about the checkpoint's origin; empty for the served reading.
         starts: the first sublayer of every block.
         final_mix: whether the head reads a mix.
     """
@@ -40,45 +40,46 @@ class Reading:
 
 
 def readings(checkpoint: Checkpoint) -> list[Reading]:
-    """The meaning that is served, and after it the others that the tensors fit, each once.
+    """The served reading, and then the others that the tensors fit, each once.
 
     Args:
-        checkpoint: one that was checked and has depth attention.
+        checkpoint: a checked checkpoint with depth attention.
     """
     parsed = checkpoint.parsed
-    assert parsed is not None and parsed.spec is not None, "there is nothing to read otherwise"
+    assert parsed is not None and parsed.spec is not None, "the checkpoint has depth attention"
     spec = parsed.spec
     blocks = formats.by_name(parsed.format).BLOCKS
     by_starts = _values(checkpoint.config, parsed.format, spec.num_sublayers)
-    value = _stated(checkpoint.config, blocks.key)  # None where starts are listed
-    if len(by_starts) < 2:  # the key has no say, as in a mode that makes every sublayer a block
+    value = _stated(checkpoint.config, blocks.key)  # None for a list of starts
+    # The key may have no effect, for example in a mode where every sublayer is a block.
+    if len(by_starts) < 2:
         value, by_starts = None, {}
 
     def name(starts: Starts) -> str:
         known = by_starts.get(starts)
         return _in_words(starts, spec) if known is None else f"{blocks.key} {known}"
 
-    own = name(spec.block_starts) if value is None else f"{blocks.key} {value}"
+    served = name(spec.block_starts) if value is None else f"{blocks.key} {value}"
     stated = "own blocks" if value is None else str(value)
-    found = [Reading(own, stated, "", spec.block_starts, spec.final_mix)]
+    result = [Reading(served, stated, "", spec.block_starts, spec.final_mix)]
     seen = {spec.block_starts}
-    # As the format writes them: a copy behind the last sublayer follows from the others.
+    # As the format writes them: a copy after the last sublayer follows from the others.
     closed = {_sublayers(starts, spec): starts for starts in by_starts}
     for starts, question in _other_starts(spec, value, blocks.unit):
         starts = closed.get(starts, starts)
         if starts not in seen:
             seen.add(starts)
-            found.append(Reading(name(starts), stated, question, starts, spec.final_mix))
-    if spec.final_mix:  # a file without that mix has no tensors for it, and none is left over
+            result.append(Reading(name(starts), stated, question, starts, spec.final_mix))
+    if spec.final_mix:  # a file without that mix would have no tensors for it
         question = "was it trained without?"
-        found.append(Reading("no final mix", "final mix", question, spec.block_starts, False))
-    return found
+        result.append(Reading("no final mix", "final mix", question, spec.block_starts, False))
+    return result
 
 
 def _other_starts(spec: AttnResSpec, value: int | None, unit: str) -> Iterator[tuple[Starts, str]]:
-    """Block starts by other readings of ``value``, and the question behind each."""
+    """Block starts by other readings of ``value``, and the question for each."""
     if spec.shared_queries == "block":
-        return  # the tensors' places say where blocks begin
+        return  # the tensors' names say where blocks begin
     layout = spec.layout
     if value is None and not _is_uniform(spec):
         yield from _listed(spec.first_sublayers, layout)
@@ -116,7 +117,7 @@ def _starts(layout: Layout, value: int, unit: str) -> Starts:
 
 
 def _size(spec: AttnResSpec) -> int:
-    """Sublayers of the first block."""
+    """The number of sublayers of the first block."""
     return [*spec.first_sublayers, spec.num_sublayers][1]
 
 
@@ -125,12 +126,12 @@ def _is_uniform(spec: AttnResSpec) -> bool:
 
 
 def _sublayers(starts: Starts, spec: AttnResSpec) -> Starts:
-    """The starts of a reading without one behind the last sublayer."""
+    """The starts of a reading up to the last sublayer."""
     return tuple(start for start in starts if start < spec.num_sublayers)
 
 
 def _in_words(starts: Starts, spec: AttnResSpec) -> str:
-    """A reading that config.json cannot state by a number."""
+    """The name of a reading that config.json cannot state by a number."""
     starts = _sublayers(starts, spec)
     size = [*starts, spec.num_sublayers][1]
     if starts == _starts(spec.layout, size, "sublayers"):
@@ -139,22 +140,22 @@ def _in_words(starts: Starts, spec: AttnResSpec) -> str:
 
 
 def _values(config: dict[str, Any], format_name: str, most: int) -> dict[Starts, int]:
-    """By block starts the smallest number that states them in this config.json."""
-    found: dict[Starts, int] = {}
+    """The smallest number that states block starts in this config.json, by block starts."""
+    result: dict[Starts, int] = {}
     module = formats.by_name(format_name)
     config = with_list_of_architectures(config)
     for value in range(1, most + 1):
         try:
             spec = module.translate(_restated(config, module.BLOCKS.key, value)).spec
         except CheckpointError:
-            continue  # not every number is allowed
+            continue  # not every number is valid
         if spec is not None:
-            found.setdefault(spec.block_starts, value)
-    return found
+            result.setdefault(spec.block_starts, value)
+    return result
 
 
 def _holder(config: dict[str, Any]) -> str | None:
-    """Which object within a config.json states blocks; None for its top."""
+    """The name of the object within a config.json that states blocks; None for the top level."""
     return next((name for name in _INSIDE if isinstance(config.get(name), dict)), None)
 
 
@@ -164,9 +165,9 @@ def _stated(config: dict[str, Any], key: str) -> Any:
 
 
 def _restated(config: dict[str, Any], key: str, value: int) -> dict[str, Any]:
-    """The config.json with another number, and without the list that would say the same."""
+    """The config.json with another number, and without a list of starts."""
     holder = _holder(config)
     if holder is None:
         return config | {key: value}
-    inside = {name: own for name, own in config[holder].items() if name != "block_starts"}
+    inside = {name: item for name, item in config[holder].items() if name != "block_starts"}
     return config | {holder: inside | {key: value}}

@@ -13,7 +13,7 @@ from attnres_serve.verify import compare, oracle
 
 
 class ReferenceModel(nn.Module):
-    """The equations of arXiv 2603.15031, whose parameters are a checkpoint's tensors by name."""
+    """The equations of arXiv 2603.15031; the parameters are a checkpoint's tensors by name."""
 
     def __init__(self, model: oracle.Model, dtype: torch.dtype) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class ReferenceModel(nn.Module):
         """Log-probabilities ``[T, vocabulary]`` of the token after each of ``T`` token ids.
 
         Raises:
-            SettingError: there is no token, or one is not in the vocabulary.
+            SettingError: there is no token, or a token is not in the vocabulary.
         """
         tokens, end = torch.as_tensor(ids).tolist(), self._spec.vocab
         if not tokens or any(token not in range(end) for token in tokens):
@@ -44,25 +44,25 @@ class ReferenceModel(nn.Module):
 def reference_model(
     path: str | os.PathLike[str], dtype: torch.dtype = torch.float64
 ) -> ReferenceModel:
-    """Verify's independent model of a checkpoint, without kernels and caches, with gradients.
+    """The independent model of a checkpoint, with gradients, without kernels and caches.
 
     Args:
         path: the checkpoint's folder, or a model id whose files are in the Hugging Face cache.
-        dtype: float32 or float64, of parameters and all that is computed.
+        dtype: float32 or float64, of parameters and all computations.
 
-    Raises:
-        CheckpointError: it cannot be served, or its family is one that the model lacks.
-        SettingError: the dtype is another.
+        Raises:
+            CheckpointError: the checkpoint cannot be served, or the model lacks its family.
+            SettingError: the dtype is not supported.
     """
     if dtype not in (torch.float32, torch.float64):
         raise SettingError(f"dtype: found {dtype}; expected torch.float32 or torch.float64.")
     folder = hub.on_this_machine(os.fspath(path))
-    base = check_folder(folder).translated(str(path)).base
-    if base not in oracle.BASES:
+    parsed = check_folder(folder).translated(str(path))
+    if parsed.base not in oracle.BASES:
         raise CheckpointError(
-            f"{path} is of the family {base}, which the reference model lacks; it has "
+            f"{path} is of the family {parsed.base}, which the reference model lacks; it has "
             f"{', '.join(oracle.BASES)}."
         )
-    model = compare.reference(folder)
+    model = compare.reference(folder, parsed)
     assert isinstance(model, oracle.Model)
     return ReferenceModel(model, dtype)

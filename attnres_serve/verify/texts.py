@@ -1,41 +1,41 @@
 """Two texts that a trained model of English or of code predicts well, written for this purpose.
 
-They are plain on purpose: what any such model has met often, and nothing of ours.
+They are deliberately ordinary, with nothing of this project.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-USUAL = 512  # tokens of a text under each reading
-FEW = 128  # of large models
-SMALL = 10**8  # parameters of a model that takes the usual ones
-PIECES = 2  # of a user's text, as there are two of ours
+USUAL = 512  # default tokens of a text under each reading
+FEW = 128  # the same for large models
+SMALL = 10**8  # parameters up to which ``USUAL`` is the default
+PIECES = 2  # number of pieces of a user's text, like the default texts
 
 
 def usual(parameters: int) -> int:
-    """Tokens of a text, fewer for large models, whose float64 evaluation takes minutes."""
+    """The default tokens of a text; fewer for large models, which take minutes in float64."""
     return max(FEW, USUAL * SMALL // max(SMALL, parameters))
 
 
 def pieces(
     content: str | None, tokens: int, least: int, tokenizer: Callable[[str], Mapping[str, Any]]
 ) -> list[list[int]]:
-    """Token ids of texts of at most ``tokens`` each, without those shorter than ``least``.
+    """Token ids of texts, at most ``tokens`` of each, without texts shorter than ``least``.
 
     Args:
-        content: the user's text; None takes ours.
-        tokens: the most that are taken of a text; 0 takes none.
-        least: the fewest that are of use.
-        tokenizer: one of transformers'.
+        content: the user's text; None for the default texts.
+        tokens: the maximum tokens of a text; 0 for no text.
+        least: the minimum tokens of a text.
+        tokenizer: a tokenizer of transformers.
     """
     if not tokens:
         return []
     if content is None:
-        found = [tokenizer(text)["input_ids"][:tokens] for text in (PROSE, CODE)]
+        lists = [tokenizer(text)["input_ids"][:tokens] for text in (PROSE, CODE)]
     else:
         ids = tokenizer(content)["input_ids"]
-        found = [ids[start : start + tokens] for start in range(0, len(ids), tokens)][:PIECES]
-    return [ids for ids in found if len(ids) >= least]
+        lists = [ids[start : start + tokens] for start in range(0, len(ids), tokens)][:PIECES]
+    return [ids for ids in lists if len(ids) >= least]
 
 
 PROSE = """\

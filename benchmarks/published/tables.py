@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from attnres_serve.bench.ratios import told as told_by
-from attnres_serve.bench.workload import PHASES, cell_of
+from attnres_serve.bench.ratios import ratio_text
+from attnres_serve.bench.workload import PHASES, case_of
 from benchmarks.kernels.contenders import BASELINE
 
 Cell = tuple[int, int, int, int]  # d, S, n, T
@@ -27,7 +27,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def told(found: Mapping[str, Any]) -> str:
-    return told_by(found, digits=3)
+    return ratio_text(found, digits=3)
 
 
 def name_of(engine: str) -> str:
@@ -67,7 +67,7 @@ def speed(rate: float) -> str:
 
 def label(row: Mapping[str, Any]) -> str:
     """The cell; documents on file have one context."""
-    cell = cell_of(row)
+    cell = case_of(row)
     return cell.label if cell.phase == "prefill" else f"decode, batch {cell.batch}"
 
 
@@ -163,7 +163,7 @@ def scaling(result: Mapping[str, Any]) -> list[str]:
                 engines = row["engines"]
                 typical = f"{1e3 * engines['baseline']['median_s']:.1f} ms"
                 sites = f"{100 * shares[row['phase'], row['batch'], row['context']]:.1f} %"
-                label = cell_of(row).label
+                label = case_of(row).label
                 cells.append([factor, value, label, typical, told(engines["attnres"]), sites])
     return table(["varied", "value", "cell", "baseline", "AttnRes", "sites"], cells)
 

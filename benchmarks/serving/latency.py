@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.bench import document, machine, report, session
-from attnres_serve.bench.baseline import is_ours
+from attnres_serve.bench.baseline import needs_plugin
 from attnres_serve.bench.command import BASELINE
 from attnres_serve.bench.measure import PROCEDURE
 from attnres_serve.bench.process import attnres, plain
 from attnres_serve.bench.ratios import overheads
-from attnres_serve.bench.workload import BATCHES, STEPS, Cell, make_cells
+from attnres_serve.bench.workload import BATCHES, STEPS, Case, make_cases
 from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
 from benchmarks.common import EIGHT, Length, add_length, asked_length, publish
 from benchmarks.serving.models import FLAGS, models
 from benchmarks.serving.shapes import LLAMAS, LONGEST, QUICK, SHAPES, Shape
 
-CELLS = tuple(make_cells(LONGEST, None, BATCHES, STEPS))
+CASES = tuple(make_cases(LONGEST, None, BATCHES, STEPS))
 CONTROL = "control"  # the name of a second baseline, whose ratio should be 1
 
 
@@ -43,21 +43,18 @@ def measure(
     control: bool,
     length: Length,
     budget: float = inf,
-    cells: Sequence[Cell] = CELLS,
+    cases: Sequence[Case] = CASES,
     flags: tuple[str, ...] = FLAGS,
 ) -> dict[str, Any]:
-    """Measure one shape: engines, cells, overheads by algorithm and phase, and how often."""
-    with models(shape) as (folder, twin, parsed):
-        ours = is_ours(FAMILIES[parsed.base])
-        contenders = [plain(BASELINE, twin, flags, ours)]
-        contenders += [attnres(name, folder, flags, {ALGORITHM_KEY: name}) for name in algorithms]
+    """Measure one shape: engines, cases, overheads by algorithm and phase, and how often."""
+    with models(shape) as (folder, baseline, parsed):
+        has_plugin = needs_plugin(FAMILIES[parsed.base])
+        specs = [plain(BASELINE, baseline, flags, has_plugin)]
+        specs += [attnres(name, folder, flags, {ALGORITHM_KEY: name}) for name in algorithms]
         if control:
-            contenders.append(plain(CONTROL, twin, flags, ours))
-        found = session.run(contenders, cells, length.starts, length.rounds, budget)
-    overhead = {
-        contender.name: overheads(found.results, contender.name, BASELINE)
-        for contender in contenders[1:]
-    }
+            specs.append(plain(CONTROL, baseline, flags, has_plugin))
+        found = session.run(specs, cases, length.starts, length.rounds, budget)
+    overhead = {spec.name: overheads(found.results, spec.name, BASELINE) for spec in specs[1:]}
     return {
         "shape": asdict(shape),
         "starts": len(found.results),

@@ -24,7 +24,7 @@ from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.bench.over_http import ask
+from attnres_serve.bench.over_http import run_client
 from attnres_serve.bench.ratios import paired_ratios, summary
 from attnres_serve.errors import SettingError
 from attnres_serve.start import child, engine_log
@@ -94,7 +94,7 @@ def load(url: str, at_a_time: int, seed: int) -> dict[str, float]:
     }
     words = [f"--base-url={url}", f"--model={NAME}", f"--tokenizer={TOKENIZER}", "--disable-tqdm"]
     with redirect_stdout(sys.stderr):
-        found = ask(asked, words)
+        found = run_client(asked, words)
     return {figure: found[figure] for figure in FIGURES}
 
 
@@ -102,9 +102,9 @@ def start(shape: Shape, rounds: int, flags: Sequence[str], first: int) -> list[R
     """The rounds of one start of both servers; ``first`` is the seed of its first round."""
     found = []
     with ExitStack() as stack:
-        folder, twin, _ = stack.enter_context(models(shape))
+        folder, baseline, _ = stack.enter_context(models(shape))
         urls = {}
-        for name, model in ((BASELINE, twin), (OURS, folder)):
+        for name, model in ((BASELINE, baseline), (OURS, folder)):
             for file in TOKENIZER.glob("tokenizer*.json"):
                 shutil.copy(file, model)
             urls[name] = stack.enter_context(serving(name, model, flags))

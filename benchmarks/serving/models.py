@@ -1,4 +1,4 @@
-"""A model that is measured, with dummy weights, and its standard-residual twin."""
+"""A model that is measured, with dummy weights, and its standard-residual baseline."""
 
 import json
 import tempfile
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from attnres_serve.bench.baseline import write_twin
+from attnres_serve.bench.baseline import write_baseline
 from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.formats.parsed_config import ParsedConfig
 from benchmarks.serving.shapes import LONGEST, Shape
@@ -28,11 +28,11 @@ FLAGS = flags()
 
 @contextmanager
 def models(shape: Shape) -> Iterator[tuple[Path, Path, ParsedConfig]]:
-    """Folders of a model and of its standard-residual twin, and what the model's config means."""
+    """Folders of a model and of its standard-residual baseline, and the parsed config."""
     with tempfile.TemporaryDirectory() as scratch:
-        folder, twin = Path(scratch) / "model", Path(scratch) / "twin"
+        folder, baseline = Path(scratch) / "model", Path(scratch) / "baseline"
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(shape.config()))
         found = check_model(str(folder), has_weights=False)
-        write_twin(folder, found, twin)
-        yield folder, twin, found.translated(str(folder))
+        write_baseline(folder, found, baseline)
+        yield folder, baseline, found.translated(str(folder))

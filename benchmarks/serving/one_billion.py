@@ -33,7 +33,7 @@ import torch
 
 from attnres_serve.bench import machine
 from attnres_serve.bench.measure import PROCEDURE
-from attnres_serve.bench.workload import Cell, draw_prompts
+from attnres_serve.bench.workload import Case, draw_prompts
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.files import Header
@@ -158,8 +158,8 @@ def serve(model: "Model", folder: Path, vocabulary: int, scratch: Path) -> list[
             start_s = time.perf_counter() - begin
             short, long = [], []
             for turn in range(times):
-                cell = Cell("prefill", 1, model.prompt, 0)
-                (prompt,) = draw_prompts(vocabulary, cell, number * times + turn)
+                case = Case("prefill", 1, model.prompt, 0)
+                (prompt,) = draw_prompts(vocabulary, case, number * times + turn)
                 short.append(ask(url, prompt, 1))
                 long.append(ask(url, prompt[::-1], 1 + model.answer))
             memory = most_memory()
@@ -193,7 +193,7 @@ class Model(NamedTuple):
         times: requests of each kind of a start, of which the median counts.
         prompt, answer: tokens of a request.
         step: the most tokens that an engine computes together, as it does once while it starts.
-        cells: of latency.
+        cases: see ``latency``.
     """
 
     benchmark: str
@@ -205,7 +205,7 @@ class Model(NamedTuple):
     prompt: int = 512
     answer: int = 64
     step: int = LONGEST
-    cells: Sequence[Cell] = latency.CELLS
+    cases: Sequence[Case] = latency.CASES
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -233,7 +233,7 @@ def run(model: Model, arguments: list[str]) -> int:
         served = serve(model, folder, shape.sizes["vocab_size"], Path(scratch))
         shutil.rmtree(folder)
         budget = 60 * options.budget
-        own = model.cells, model.flags
+        own = model.cases, model.flags
         compared = latency.measure(shape, ["single_pass"], False, length, budget, *own)
     result = {"parameters": parameters, "served": served, **compared}
     sys.stderr.write("\n".join(tables.one_billion(result)) + "\n")
@@ -247,7 +247,7 @@ def run(model: Model, arguments: list[str]) -> int:
             "threads": machine.cores(),
             "prompt": model.prompt,
             "answer": model.answer,
-            "steps": model.cells[-1].steps,
+            "steps": model.cases[-1].steps,
             "requests": model.times,
             **Length(compared["starts"], compared["rounds"]["counted"]).told(),
             "procedure": PROCEDURE,

@@ -12,7 +12,7 @@ requests: without instructions for bfloat16, two cores compute about two of its 
 import sys
 from dataclasses import replace
 
-from attnres_serve.bench.workload import QUICK_STEPS, make_cells
+from attnres_serve.bench.workload import QUICK_STEPS, make_cases
 from benchmarks.serving import one_billion
 from benchmarks.serving.shapes import LONGEST, Shape
 
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         prompt=64,
         answer=16,
         step=64,
-        cells=make_cells(LONGEST, (32,), (1,), QUICK_STEPS),
+        cases=make_cases(LONGEST, (32,), (1,), QUICK_STEPS),
     )
     return one_billion.run(model, sys.argv[1:] if arguments is None else arguments)
 

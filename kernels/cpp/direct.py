@@ -35,6 +35,7 @@ def _by_operator(name: str, *arguments: Any) -> None:
     getattr(torch.ops.attnres_serve, f"cpp_{name}")(*arguments[:-2])
 
 
+problem: str | None = None  # why compiled graphs call the operators instead, in a sentence
 calls: dict[str, Callable[..., None]] = {name: partial(_by_operator, name) for name in NAMES}
 recorded: dict[str, Any] = {
     name: torch._C._profiler._RecordFunctionFast(f"attnres_serve::cpp_{name}")  # type: ignore[attr-defined]
@@ -43,19 +44,22 @@ recorded: dict[str, Any] = {
 
 
 def install(library: Path) -> None:
-    """Let inductor generate direct calls, where this torch and this library can.
+    """Let inductor generate direct calls, or set ``problem``.
 
     Args:
         library: the compiled backend, which is loaded.
     """
+    global problem
     if not torch.__version__.startswith(TORCH):
+        problem = f"direct calls are for torch {TORCH[:-1]}, and this is {torch.__version__}."
         return
     try:
         from torch._inductor.codegen import custom_extern_kernel_codegen as custom
 
         address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
         make = getattr(ctypes.PyDLL(str(library)), ENTRY)
-    except AttributeError:  # compiled without Python's headers
+    except AttributeError:
+        problem = "the cpp backend was compiled without Python's headers."
         return
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p]
     calls.update(zip(NAMES, make(address), strict=True))

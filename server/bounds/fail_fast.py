@@ -1,11 +1,11 @@
-"""Bodies are read up to their first wrong entry, and no further than an engine can take.
+"""Validation of bodies that ends at the first invalid list entry, and bounds integers.
 
-Pydantic makes an error of everything that is wrong before anything can answer, and of an entry that
-may be of many kinds one for each kind: of a list of ``{}`` of 12 kB on ``/v1/responses`` 5 GB.
-Objects have no such end; of 4 MiB of wrong entries in one, 300 MB.
+Pydantic collects every error before it answers, and one for each type of a union: 12 kB of ``{}``
+in a list sent to ``/v1/responses`` took 5 GB.  Objects have no such bound; 4 MiB of invalid entries
+in one object take 300 MB.
 
-And an integer has no end for pydantic, but 64 bits in what vLLM sends to its engine: a longer one
-would be a 500 and leave its request behind among those that run.
+Pydantic accepts integers of any length, but vLLM sends 64 bits to its engine: a longer one would be
+a 500 and leave its request among the running ones.
 """
 
 from collections.abc import Iterator
@@ -22,19 +22,20 @@ LISTS = ("list", "tuple", "set", "frozenset")
 
 
 def read_to_first_error(app: FastAPI) -> None:
-    """Have the routes of an app end a list in a body at the first entry that is wrong.
+    """Let the routes of an app stop at the first invalid entry of a list in a body.
 
-    And refuse integers of more than 64 bits.  What is right is read as before.  Where pydantic or
-    FastAPI cannot do that for a route, the log says so.
+    They also refuse integers of more than 64 bits.  Valid bodies are read as before.  If pydantic
+    or FastAPI does not support this for a route, a warning is logged.
     """
     unbounded = {}
     for route in routes_in(app.routes):
         try:
             for adapter in adapters(route):
-                # Validators that models have already would be taken for their schemas.
+                # Otherwise the models' existing validators would be used instead of the new
+                # schemas.
                 bounded = SchemaValidator(_bounded(adapter.core_schema), _use_prebuilt=False)
                 adapter.validator = Reader(bounded)  # type: ignore[assignment]
-        except Exception as error:  # whatever another version does not have
+        except Exception as error:  # another version may lack anything used here
             unbounded[route.path] = error
     if unbounded:
         host.logger().warning(
@@ -47,7 +48,7 @@ def read_to_first_error(app: FastAPI) -> None:
 
 
 def routes_in(routes: Any) -> Iterator[Any]:
-    """The routes, and the routes of the routers among them."""
+    """The routes, including those of nested routers."""
     for route in routes:
         yield route
         yield from routes_in(getattr(getattr(route, "router", None), "routes", ()))
@@ -63,21 +64,21 @@ def adapters(route: Any) -> list[TypeAdapter]:
 
 
 def _bounded(schema: Any, most: int = 2**63 - 1) -> Any:
-    """A schema of pydantic's, or a part of one, with ends of its lists and integers.
+    """A copy of a pydantic schema, or of a part of it, with bounds for lists and integers.
 
     Args:
-        schema: is not changed; a copy is returned.
-        most: of an integer.  Workers keep some with a sign (``seed``).
+        schema: the schema, which is not changed.
+        most: the largest integer.  Workers keep some as signed ones (``seed``).
     """
     if isinstance(schema, list | tuple):
         return type(schema)(_bounded(one, most) for one in schema)
     if not isinstance(schema, dict):
         return schema
-    # What may be a float as well would become one beyond its end, without its last digits.
+    # In a union with float, a larger integer would become a float and lose digits.
     inner = 2**64 - 1 if schema.get("type") == "union" else 2**63 - 1
-    found = {key: _bounded(value, inner) for key, value in schema.items()}
+    bounded = {key: _bounded(value, inner) for key, value in schema.items()}
     if schema.get("type") in LISTS:
-        found["fail_fast"] = True
+        bounded["fail_fast"] = True
     if schema.get("type") == "int":
-        found = {"ge": -(2**63), "le": most} | found
-    return found
+        bounded = {"ge": -(2**63), "le": most} | bounded
+    return bounded

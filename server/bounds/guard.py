@@ -1,7 +1,7 @@
-"""Who may ask: a key for every route but the probes and the page, and no foreign Host.
+"""Access control: a key for every route except the probes and the page, and no foreign Host.
 
-vLLM's own key covers /v1 and a few prefixes; /invocations, /tokenize and whatever else it serves
-lie outside.  Here it is the other way round: what is public is listed, and all else asks.
+vLLM's key covers /v1 and a few prefixes, but not /invocations, /tokenize and other routes.  Here
+the public routes are listed, and all others need a key.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from hashlib import sha256
 from hmac import compare_digest
 from ipaddress import ip_address
 
-from starlette._utils import get_route_path  # the router's own idea of the path
+from starlette._utils import get_route_path  # the path as the router sees it
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,22 +18,22 @@ from attnres_serve.server.refusal import refuse
 
 PROBES = frozenset({"/health", "/ready", "/ping"})
 METRICS = "/metrics"
-ROOT = "/"  # leads to the page
-PAGE = "/attn_res"  # the page and the files under it, which hold no data
+ROOT = "/"  # redirects to the page
+PAGE = "/attn_res"  # the page and its files, which hold no data
 MISSING = "This route needs an API key; send it as `Authorization: Bearer KEY`."
 WRONG = "This is not an API key of this server; send one that is, as `Authorization: Bearer KEY`."
 
 
 class Guard:
-    """Pure ASGI, so that streams pass untouched.
+    """ASGI middleware, so that streams pass unchanged.
 
     Args:
-        app: what is guarded.
-        keys: any of them opens; without one everything is open.
-        public_metrics: whether GET /metrics is, too.
-        local_only: answer only where Host is an address or localhost.  A page of another site can
-            make its own name point to this machine, and its scripts are then of this origin.
-        closed: paths of routes that nobody may ask, and the flag that would open each.
+        app: the guarded app.
+        keys: the valid keys; without any, all routes are public.
+        public_metrics: whether GET /metrics needs no key.
+        local_only: whether Host has to be an address or localhost.  Another site could let its name
+            resolve to this machine, and its scripts would then have this origin.
+        closed: paths of closed routes, and the flag that would open each.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class Guard:
     def _is_public(self, scope: Scope) -> bool:
         path = get_route_path(scope)
         if path in self.readable or is_of_page(path):
-            return scope.get("method") in ("GET", "HEAD")  # a body would take a place (``limits``)
+            return scope.get("method") in ("GET", "HEAD")  # a body would take a slot (``limits``)
         return path in PROBES
 
     def _is_one(self, key: bytes) -> bool:
-        found = sha256(key).digest()
-        # All of them are compared, so that the time does not tell which one is near.
-        return any([compare_digest(found, digest) for digest in self.digests])
+        digest_of_key = sha256(key).digest()
+        # All digests are compared, so that the time does not depend on the key.
+        return any([compare_digest(digest_of_key, digest) for digest in self.digests])
 
 
 def _key_of(scope: Scope) -> bytes | None:
-    """The key that a request gives; None if it gives none."""
+    """The key in a request's headers, or None."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             scheme, _, key = value.partition(b" ")
@@ -104,7 +104,7 @@ def is_of_page(path: str) -> bool:
 
 @lru_cache(maxsize=256)
 def is_local(host: bytes) -> bool:
-    """True if a Host header is an address or localhost, which nobody can point elsewhere."""
+    """Whether a Host header is an address or localhost, which cannot resolve to something else."""
     text = host.decode("latin-1").lower()
     name = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
     if name in ("", "localhost") or name.endswith(".localhost"):

@@ -1,8 +1,8 @@
-"""Headers within the bounds of vLLM's flags, whichever parser reads them.
+"""The bounds of vLLM's flags for headers, with either HTTP parser.
 
-uvicorn prefers httptools, which takes any number of headers of any size, and copies what it has of
-one again with every piece that arrives: all of it before a key is asked for, and on the event loop
-that answers everyone.
+uvicorn prefers httptools, which accepts any number of headers of any size, and copies a partial
+header again with every piece that arrives: before a key is checked, and on the event loop that
+serves all requests.
 """
 
 from typing import Any
@@ -13,15 +13,15 @@ from attnres_serve.compat import openai_app
 
 
 class BoundedHeaders(HttpToolsProtocol):
-    """uvicorn's protocol; a request whose headers are too many or too large ends its connection.
+    """uvicorn's protocol; too many or too large headers end the connection.
 
-    Addresses, trailers and what stands between the pieces of a body count as headers do.
+    Request targets, trailers and the framing of body chunks count like headers.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.most_bytes, self.most_headers = openai_app.header_bounds(self.config)
-        self.unread = 0  # bytes since the last piece of a body or the last whole headers
+        self.unread = 0  # bytes since the last piece of a body or the last complete headers
 
     def data_received(self, data: bytes) -> None:
         self.unread += len(data)
@@ -31,7 +31,7 @@ class BoundedHeaders(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(self.headers) >= self.most_headers:
-            raise ValueError("too many headers")  # the parser ends, and uvicorn answers 400
+            raise ValueError("too many headers")  # the parser stops, and uvicorn answers 400
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

@@ -1,4 +1,4 @@
-"""Bounds of bodies, of the sequences of a request and of requests at a time.
+"""Bounds of bodies, of the sequences of a request and of concurrent requests.
 
 vLLM bounds the prompt and ``max_tokens`` by ``--max-model-len`` and logprobs by ``--max-logprobs``.
 """
@@ -17,20 +17,20 @@ from attnres_serve.server.bounds.guard import PROBES
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.refusal import refuse
 
-BODY_SECONDS = 60  # for a body to arrive; it holds its place among the requests meanwhile
-READING = ("GET", "HEAD", "OPTIONS")  # they start nothing in the engine
-ASKING = frozenset({"/v1/attn_res", "/v1/attn_res/statistics"})  # except these, which ask workers
+BODY_SECONDS = 60  # for a body to arrive; meanwhile it counts as a running request
+READING = ("GET", "HEAD", "OPTIONS")  # they start no work in the engine
+ASKING = frozenset({"/v1/attn_res", "/v1/attn_res/statistics"})  # except these: they call workers
 CODING = b"content-encoding"
-# What may stand in a body that has a number which is none, or too large for a float.
+# Matches every body with NaN, infinity or a number too large for a float.
 UNBOUNDED = re.compile(rb"NaN|Infinity|[eE]\+?0*[1-9]\d\d|\d{300}")
-GZIP = b"\x1f\x8b"  # with which such a body begins
-LONGEST_NAME = 100  # characters of a field in a sentence; it is the client's
-# Fields with one entry per prompt: completions, chats of a batch, items to score, questions.
+GZIP = b"\x1f\x8b"  # the first bytes of a gzip body
+LONGEST_NAME = 100  # characters of a client's field name in a message
+# Fields with one entry per prompt: completions, batches of chats, items to score, questions.
 BATCHES = ("prompt", "messages", "items", "questions")
 
 
 class Limits:
-    """Pure ASGI.  A request counts to the last byte of its answer, or until its client leaves."""
+    """ASGI middleware.  A request runs until the last byte of its response, or a disconnect."""
 
     def __init__(self, app: ASGIApp, policy: Policy) -> None:
         self.app = app
@@ -53,8 +53,8 @@ class Limits:
             body = await self._body(scope, receive)
             self._check(scope, body)
         except HTTPException as error:
-            answer = refuse(error.status_code, error.detail, param=field_of(error.detail))
-            await answer(scope, receive, send)
+            response = refuse(error.status_code, error.detail, param=field_of(error.detail))
+            await response(scope, receive, send)
         except ClientDisconnect:
             pass
         else:
@@ -63,11 +63,11 @@ class Limits:
             self.running -= 1
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body; what it declares to be is not believed, only refused if it is too much.
+        """The whole body.  A declared length is used only to refuse a large body early.
 
         Raises:
-            HTTPException: it is too large or does not arrive.
-            ClientDisconnect: the client went away.
+            HTTPException: the body is too large or does not arrive.
+            ClientDisconnect: the client disconnected.
         """
         limit = self.policy.max_body_bytes
         large = HTTPException(413, f"The body is larger than {limit} bytes; send a smaller one.")
@@ -94,13 +94,16 @@ class Limits:
 
     def _check(self, scope: Scope, body: bytes) -> None:
         try:
-            asked = json.loads(body)  # by the parser that the routes use
-            cut = cut_field(asked) if may_be_cut(body) else None
+            content = json.loads(body)  # with the parser of the routes
+            cut = cut_field(content) if may_be_cut(body) else None
         except json.JSONDecodeError:
-            return  # the routes say where
-        except (ValueError, RecursionError) as error:  # they would not, in OpenAI's shape
+            return  # the routes' message has the position
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # the routes have no OpenAI-shaped error for it
             kinds = [value.lower() for name, value in scope["headers"] if name == b"content-type"]
-            # Some routes read what is not declared to be JSON, too, and fail at what is too deep.
+            # Some routes parse bodies of other content types, too, and fail at deep nesting.
             if isinstance(error, RecursionError) or any(b"json" in kind for kind in kinds):
                 coding = [value for name, value in scope["headers"] if name == CODING]
                 raise HTTPException(400, unreadable(body, error, coding)) from None
@@ -112,14 +115,14 @@ class Limits:
                 f"{place} has half of a surrogate pair; send a character such as an emoji whole, "
                 "or leave it out.",
             )
-        unbounded = unbounded_field(asked) if UNBOUNDED.search(body) else None
+        unbounded = unbounded_field(content) if UNBOUNDED.search(body) else None
         if unbounded is not None:
             place = repr(unbounded[:LONGEST_NAME]) if unbounded else "The body"
             raise HTTPException(
                 400,
                 f"{place} has NaN or an infinite number, which JSON has not; send finite ones.",
             )
-        count, limit = sequences(asked), self.policy.max_sequences
+        count, limit = sequences(content), self.policy.max_sequences
         if count > limit:
             raise HTTPException(
                 400,
@@ -129,7 +132,7 @@ class Limits:
 
 
 def unreadable(body: bytes, error: ValueError | RecursionError, coding: list[bytes]) -> str:
-    """The sentence about a body that is no JSON for another reason than its syntax."""
+    """The message for a body that is no readable JSON for another reason than its syntax."""
     if body.startswith(GZIP) or coding:
         how = b", ".join(coding).decode("latin-1") or "gzip"
         return f"The body is compressed ({how}), which this server does not read; send it plain."
@@ -143,13 +146,13 @@ def unreadable(body: bytes, error: ValueError | RecursionError, coding: list[byt
 
 
 def field_of(sentence: str) -> str | None:
-    """The field that a sentence begins with in quotation marks; None if it begins otherwise."""
-    found = re.match(r"'([^']+)' ", sentence)
-    return found[1] if found else None
+    """The field in quotation marks at the beginning of a message, or None."""
+    match = re.match(r"'([^']+)' ", sentence)
+    return match[1] if match else None
 
 
 def _counts(scope: Scope) -> bool:
-    """True if a request counts among the requests at a time."""
+    """Whether a request counts as a concurrent request."""
     if scope["type"] != "http":
         return False
     path = get_route_path(scope)
@@ -157,29 +160,29 @@ def _counts(scope: Scope) -> bool:
 
 
 def may_be_cut(body: bytes) -> bool:
-    """False if no text of a body can have half of a surrogate pair, told without reading it.
+    """Whether a text of a body may have half of a surrogate pair, from its bytes alone.
 
-    A half is written as an escape, or as UTF-8 would write it; a body of UTF-16 or 32 has zeros.
+    A half is an escape, or its bytes in UTF-8; a body in UTF-16 or UTF-32 has zeros.
     """
     return any(sign in body for sign in (b"\\u", b"\xed", b"\0"))
 
 
-def cut_field(asked: Any) -> str | None:
-    """The field of a body that has a text with half of a surrogate pair; None if there is none.
+def cut_field(content: Any) -> str | None:
+    """The first field of a body with half of a surrogate pair in a text, or None.
 
-    Empty for the body itself, such as one with a name that is cut.
+    It is empty for the body itself, such as one with a half in a name.
 
     Raises:
         RecursionError: the body is nested too deep.
     """
-    for name, value in asked.items() if isinstance(asked, dict) else [("", asked)]:
+    for name, value in content.items() if isinstance(content, dict) else [("", content)]:
         if is_cut(json.dumps([name, value], ensure_ascii=False)):
             return "" if is_cut(name) else name
     return None
 
 
 def is_cut(text: str) -> bool:
-    """Whether half of a surrogate pair is in a text, which then has no bytes in UTF-8."""
+    """Whether a text has half of a surrogate pair, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -187,12 +190,12 @@ def is_cut(text: str) -> bool:
     return False
 
 
-def unbounded_field(asked: Any) -> str | None:
-    """The field of a body that has NaN or an infinite number; None if there is none.
+def unbounded_field(content: Any) -> str | None:
+    """The first field of a body with NaN or an infinite number, or None.
 
-    Empty for the body itself.
+    It is empty for the body itself.
     """
-    for name, value in asked.items() if isinstance(asked, dict) else [("", asked)]:
+    for name, value in content.items() if isinstance(content, dict) else [("", content)]:
         try:
             json.dumps(value, allow_nan=False)
         except ValueError:
@@ -200,30 +203,30 @@ def unbounded_field(asked: Any) -> str | None:
     return None
 
 
-def sequences(asked: Any) -> float:
-    """Number of sequences of a body: prompts times ``n``.
+def sequences(content: Any) -> float:
+    """The number of sequences of a body: prompts times ``n``.
 
-    A body of another kind counts as one sequence; the routes say what is wrong with it.
+    A body of another type counts as one sequence; the routes refuse it.
     """
-    if not isinstance(asked, dict):
+    if not isinstance(content, dict):
         return 1
-    prompts = max(_entries(asked.get(name)) for name in BATCHES)
-    nested = asked.get("sampling_params")  # of /inference/v1/generate
-    where = [asked, nested] if isinstance(nested, dict) else [asked]
-    answers = max(_number(one.get("n")) for one in where)
-    return prompts * answers
+    prompts = max(_entries(content.get(name)) for name in BATCHES)
+    nested = content.get("sampling_params")  # in /inference/v1/generate
+    where = [content, nested] if isinstance(nested, dict) else [content]
+    completions = max(_number(one.get("n")) for one in where)
+    return prompts * completions
 
 
 def _entries(value: Any) -> int:
-    """Prompts in a field: a list of token ids is one, and so is a list of messages."""
+    """The number of prompts in a field: a list of token ids or of messages is one prompt."""
     is_list = isinstance(value, list) and value and isinstance(value[0], str | list)
     return max(len(value), 1) if is_list or isinstance(value, dict) else 1
 
 
 def _number(value: Any) -> float:
-    """The number that vLLM will read; it takes "3" and 3.0 for 3."""
+    """The number that vLLM will read; it accepts "3" and 3.0 for 3."""
     try:
-        return max(1, float(value))  # and not the other way round: 1 for a NaN
+        return max(1, float(value))  # in this order, so that NaN gives 1
     except OverflowError:
         return float("inf")
     except (TypeError, ValueError):
@@ -231,15 +234,15 @@ def _number(value: Any) -> float:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives the body first and then what comes after it."""
-    given = False
+    """A ``receive`` that returns the body first and then the messages after it."""
+    is_received = False
 
     async def receive_again() -> Message:
-        nonlocal body, given
-        if given:
+        nonlocal body, is_received
+        if is_received:
             return await receive()
         message = {"type": "http.request", "body": body, "more_body": False}
-        body, given = b"", True  # not kept while the answer streams
+        body, is_received = b"", True  # not kept while the response streams
         return message
 
     return receive_again

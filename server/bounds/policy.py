@@ -1,4 +1,4 @@
-"""The flags that bound what clients may ask and until when, and the API keys of a file."""
+"""The flags that bound clients' requests, and the API keys of a file."""
 
 import argparse
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from attnres_serve.errors import SettingError
 
 @dataclass(frozen=True)
 class Policy:
-    """Bounds of one API server process; several of them count each for itself."""
+    """Bounds of one API server process; several processes count separately."""
 
     public_metrics: bool = False
     max_body_bytes: int = 4 * 2**20  # 4096 token ids of each of 128 prompts
     max_concurrent_requests: int = 1024
-    max_sequences: int = 256  # vLLM's own bounds: 1024 prompts, and 16384 sequences for each
-    max_trace_tokens: int = 4096  # one replay is one pause of the engine
-    max_trace_weights: int = 2**18  # an answer of about 6 MB
+    max_sequences: int = 256  # vLLM's bounds: 1024 prompts, and 16384 sequences for each
+    max_trace_tokens: int = 4096  # a replay pauses the engine
+    max_trace_weights: int = 2**18  # a response of about 6 MB
     max_trace_bytes: int = 64 * 2**20
     drain_delay: int = 0  # seconds
     enable_weight_updates: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A flag for every bound, and one for the keys."""
+    """Add a flag for every bound, and one for the keys."""
     parser.add_argument(
         "--api-key-file",
         metavar="PATH",
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "max_trace_weights": "tokens x sites x their sources of one trace; 400 over it",
         "max_trace_bytes": "vectors of one trace; 400 over it",
     }
-    for name, said in bounds.items():
+    for name, meaning in bounds.items():
         default = getattr(Policy, name)
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=kinds.positive,
             default=default,
             metavar="N",
-            help=f"{said} (default: {default})",
+            help=f"{meaning} (default: {default})",
         )
     parser.add_argument(
         "--drain-delay",
@@ -74,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def given(flags: Mapping[str, Any]) -> Policy:
-    """The policy that flags say, whose values stand under their names."""
+def from_flags(flags: Mapping[str, Any]) -> Policy:
+    """The policy with these values of flags, by name."""
     return Policy(**{one.name: flags[one.name] for one in fields(Policy) if one.name in flags})
 
 
@@ -83,7 +83,7 @@ def read_keys(path: str) -> list[str]:
     """The API keys of a file, one a line.
 
     Raises:
-        SettingError: the file cannot be read, has no key, or a line is none.
+        SettingError: the file cannot be read, has no key, or a line is no key.
     """
     try:
         lines = Path(path).read_bytes().splitlines()
@@ -97,7 +97,7 @@ def read_keys(path: str) -> list[str]:
         key = line.strip()
         if not key:
             continue
-        if not all(0x21 <= byte <= 0x7E for byte in key):  # nothing else survives a header
+        if not all(0x21 <= byte <= 0x7E for byte in key):  # a header can hold nothing else
             raise SettingError(
                 f"line {number} of {path} is no API key; a key is printable ASCII without blanks, "
                 "and the file of --api-key-file has nothing but keys."

@@ -1,1 +1,1 @@
-"""The routes that are ours."""
+"""The routes of attnres-serve."""

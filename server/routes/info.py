@@ -1,4 +1,4 @@
-"""``GET /v1/attn_res``: what is served, and how often it ran."""
+"""``GET /v1/attn_res``: the served model, and its forward passes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.routes.weights import Weights, weights_of
 from attnres_serve.tracing import readings
 
-PERIOD = 10  # seconds between two questions to the workers about their forward passes
+PERIOD = 10  # seconds between two calls of the workers for their forward passes
 
 router = APIRouter(tags=["Attention Residuals"], responses=refusal.REFUSALS)
 
@@ -65,11 +65,11 @@ async def attn_res(request: Request) -> AttnResInfo:
     """Describe the depth attention of the served model."""
     client = request.app.state.engine_client
     config = client.vllm_config.model_config.hf_config
-    backbone = BY_ARCHITECTURE.get((config.architectures or [""])[0])
+    family = BY_ARCHITECTURE.get((config.architectures or [""])[0])
     info: dict[str, Any] = {
         "version": __version__,
         "format": getattr(config, "attn_res_format", None),
-        "backbone": backbone.name if backbone else None,
+        "backbone": family.name if family else None,
         "blocks": 0,
         "block_starts": [],
         "sites": 0,
@@ -81,7 +81,7 @@ async def attn_res(request: Request) -> AttnResInfo:
         "trace": None,
         "weights": await weights_of(client),
     }
-    spec = spec_of(config) if backbone else None
+    spec = spec_of(config) if family else None
     if spec is not None:
         passes = await executed(client)
         places = sites(spec)
@@ -112,37 +112,37 @@ def trace_limits(places: Sequence[Site], policy: Policy) -> TraceLimits:
 
 
 async def executed(client) -> dict[str, dict[str, int]]:
-    """Forward passes since the start by algorithm and mode; ``/metrics`` says the same."""
+    """Forward passes since the start by algorithm and mode; updates ``/metrics``."""
     passes = await ask_first_worker(client, "attn_res_executed") or {}
-    if engine_config.is_first_api_server(client.vllm_config):  # each would count all of them
+    if engine_config.is_first_api_server(client.vllm_config):  # each server would count all passes
         metrics.count_passes(passes)
     return passes
 
 
 async def keep_counting(client) -> None:
-    """Ask the workers from time to time, so that no scrape has to wait for them."""
+    """Call the workers from time to time, so that scrapes do not wait for them."""
     failing = False
     while not client.errored:
         try:
             await executed(client)
             await weights_of(client)
             failing = False
-        except Exception as error:  # the next time may go well
-            if not failing and not client.errored:  # a dead engine has its own end (``lifecycle``)
+        except Exception as error:  # the next call may succeed
+            if not failing and not client.errored:  # ``lifecycle`` handles a dead engine
                 host.logger().warning("AttnRes: forward passes are not counted: %s", error)
             failing = True
         await asyncio.sleep(PERIOD)
 
 
 async def ask_first_worker(client, method: str) -> Any:
-    """A method of ``worker.WorkerExtension``.
+    """The result of a method of ``worker.WorkerExtension``.
 
-    None where an extension of the user's replaced it, and while the engine sleeps: the memory of a
+    None if a user's extension replaced the class, and while the engine sleeps: the memory of a
     sleeping model cannot be read.
     """
     if not engine_config.has_worker_extension(client.vllm_config) or await requests.is_asleep(
         client
     ):
         return None
-    # Every worker runs every pass with the same settings, so the first one stands for all.
+    # All workers run every pass with the same settings, so the first one suffices.
     return (await requests.ask_workers(client, method))[0]

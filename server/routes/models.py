@@ -1,6 +1,6 @@
 """``GET /v1/models/{id}``: one entry of ``GET /v1/models``, for clients that retrieve a model.
 
-vLLM has the list only.
+vLLM has only the list.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ router = APIRouter(tags=["Models"], responses=REFUSALS)
 
 
 class AnyName(PathConvertor):
-    """A path with whatever is in it; starlette's own ends at a line break."""
+    """A path with any characters; starlette's stops at a line break."""
 
     regex = "(?s:.*)"
 
@@ -27,7 +27,7 @@ register_url_convertor("any_name", AnyName())
 @router.get("/v1/models/{name:any_name}", response_model=dict[str, Any])
 async def model(name: str, request: Request):
     """The model or adapter of this name, which may have slashes."""
-    if not name:  # what the list's own route would answer to a slash too many
+    if not name:  # like the list's route with a trailing slash
         return RedirectResponse("../models")
     for card in await openai_app.model_cards(request.app.state):
         if card["id"] == name:

@@ -1,6 +1,6 @@
 """``GET /attn_res``: a static page that streams a completion and shows its depth attention.
 
-The files are public (``guard``); the data that they show is not.
+The files are public (``guard``); the data in the page is not.
 """
 
 from pathlib import Path
@@ -18,9 +18,9 @@ TYPES = {
     ".txt": "text/plain",
     ".js": "text/javascript",
 }
-# No path is made of what a client says: it is looked up here.
+# A client's path is only looked up here, never used as a path of a file.
 FILES = {path.name: TYPES[path.suffix] for path in FOLDER.iterdir() if path.suffix in TYPES}
-# Nothing but these files runs, and nothing but this server is asked.
+# Only these files run, and only this server is requested.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -47,7 +47,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def root() -> Response:
-    """The page, for whoever opens the address of the server."""
+    """Redirect the root to the page."""
     return RedirectResponse("attn_res", headers=HEADERS)
 
 
@@ -58,8 +58,8 @@ async def page() -> Response:
 
 @router.get("/attn_res/{name:path}")
 async def file(name: str) -> Response:
-    """One of the page's files, named as in ``FILES``."""
-    if not name:  # addresses in the page are relative to the one without a slash
+    """A file of the page, by its name in ``FILES``."""
+    if not name:  # addresses in the page are relative to the address without a slash
         return RedirectResponse("../attn_res", headers=HEADERS)
     if name not in FILES:
         raise HTTPException(404)

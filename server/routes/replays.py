@@ -1,4 +1,4 @@
-"""Replays that a route asks of the workers, one at a time."""
+"""Replays by the workers for the routes, one at a time."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from attnres_serve.depth.edits import Resolved
 from attnres_serve.tracing import answer as trace_answer
 from attnres_serve.tracing.readings import Lens
 
-NOTHING = [b"", b"", b""]  # predicted of no token
+NOTHING = [b"", b"", b""]  # predictions for no token
 
 
-class Asked(NamedTuple):
-    """What a replay is to give.
+class ReplayRequest(NamedTuple):
+    """A request for a replay.
 
     Attributes:
         ids: the sequence.
-        positions: ascending, of the tokens that are traced.
-        sites: indices of those that are traced.
-        top: the number of most probable tokens behind each; None for no logprobs.
-        lens: what else predicts, of the same tokens; None for nothing.
-        vectors: whether those of the sites are wanted.
+        positions: the traced positions, ascending.
+        sites: indices of the traced sites.
+        top: number of the most probable tokens after each; None for no logprobs.
+        lens: a depth lens for the same tokens, or None.
+        vectors: whether to return the vectors of the sites.
     """
 
     ids: list[int]
@@ -34,29 +34,31 @@ class Asked(NamedTuple):
     vectors: bool = False
 
 
-async def replay(state, client, asked: Asked, edits: Sequence[Resolved]) -> trace_answer.Found:
-    """What the workers answer, merged.
+async def replay(
+    state, client, request: ReplayRequest, edits: Sequence[Resolved]
+) -> trace_answer.ReplayResult:
+    """The merged results of the workers.
 
-    One replay at a time, so that steps of other requests run between two of them.  A client that
-    goes away leaves the queue; a replay that runs goes on to its end, for it cannot be stopped.
+    Replays run one at a time, so that steps of other requests run between them.  A disconnected
+    client leaves the queue; a running replay cannot be stopped.
 
     Raises:
-        HTTPException: there is a problem.
+        HTTPException: a worker has a problem.
     """
-    ids, positions, sites, top, lens, vectors = asked
+    ids, positions, sites, top, lens, vectors = request
     if not positions:
         none = dict.fromkeys(sites, (b"", b""))
-        return trace_answer.Found(None, none, NOTHING, NOTHING)
+        return trace_answer.ReplayResult(None, none, NOTHING, NOTHING)
     predicted = None if top is None else (trace_answer.following(ids, positions), top)
-    words = ids[: positions[-1] + 1], positions, sites, list(edits), predicted, lens, vectors
+    arguments = ids[: positions[-1] + 1], positions, sites, list(edits), predicted, lens, vectors
     lock: asyncio.Lock = state.attn_res_replays
     await lock.acquire()
-    running = asyncio.ensure_future(requests.ask_workers(client, "attn_res_trace", *words))
+    running = asyncio.ensure_future(requests.ask_workers(client, "attn_res_trace", *arguments))
     running.add_done_callback(lambda _: lock.release())
-    found = trace_answer.merged(await asyncio.shield(running))
-    if found.problem is not None:
-        raise HTTPException(500, found.problem[:1].upper() + found.problem[1:])
-    return found
+    result = trace_answer.merged(await asyncio.shield(running))
+    if result.problem is not None:
+        raise HTTPException(500, result.problem[:1].upper() + result.problem[1:])
+    return result
 
 
 async def generate(
@@ -68,8 +70,10 @@ async def generate(
     """
     stops, sequence = requests.stop_tokens(client), list(ids)
     while len(sequence) < len(ids) + max_tokens:
-        found = await replay(state, client, Asked(sequence, [len(sequence) - 1], [], 1), edits)
-        sequence.append(trace_answer.best(found))
+        result = await replay(
+            state, client, ReplayRequest(sequence, [len(sequence) - 1], [], 1), edits
+        )
+        sequence.append(trace_answer.best(result))
         if sequence[-1] in stops:
             break
     return sequence[len(ids) :]

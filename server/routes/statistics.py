@@ -115,7 +115,9 @@ class Collector:
 
     async def replay(self, ids: list[int], prompt: int) -> dict[int, np.ndarray]:
         """``statistics.sums`` by site of a sequence, of which so many tokens were given."""
-        asked = replays.Asked(ids, [*range(len(ids))], [site.index for site in self._places])
+        asked = replays.ReplayRequest(
+            ids, [*range(len(ids))], [site.index for site in self._places]
+        )
         found = (await replays.replay(self._state, self._client, asked, [])).sites
         each = {at: np.frombuffer(own, np.float32) for at, (own, _) in found.items()}
         tables = {at: own.reshape(len(ids), -1) for at, own in each.items()}

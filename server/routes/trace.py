@@ -1,6 +1,7 @@
-"""``POST /v1/attn_res/trace``: what every site of a prompt, or of an answer, attends to.
+"""``POST /v1/attn_res/trace``: the weights of every site for a prompt and its completion.
 
-The tokens are served as any request is, then the workers replay them (``tracing.record``).
+The tokens are generated like those of any request, then the workers replay them
+(``tracing.record``).
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import numpy as np
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -31,14 +33,14 @@ from attnres_serve.server.routes import replays
 from attnres_serve.tracing import answer as trace_answer
 from attnres_serve.tracing import readings
 from attnres_serve.tracing.answer import TraceAnswer
-from attnres_serve.tracing.question import Question, chosen_sites
+from attnres_serve.tracing.options import TraceOptions, requested_sites
 
-SAFETENSORS = "application/octet-stream"  # the type of an answer with vectors
-GONE = 499  # status of an answer that nobody waits for
+SAFETENSORS = "application/octet-stream"  # the content type of a response with vectors
+GONE = 499  # status of a response to a disconnected client
 
 
-class TraceRequest(Question):
-    """The sequence to trace, exactly one of ``prompt`` and ``messages``, and what of it."""
+class TraceRequest(TraceOptions):
+    """The sequence to trace, exactly one of ``prompt`` and ``messages``, and the options."""
 
     model: str | None = Field(None, description="name of the served model")
     prompt: str | list[Count] | None = Field(None, description="text or token ids")
@@ -52,7 +54,7 @@ class TraceRequest(Question):
 
 
 class OneSentence(APIRoute):
-    """A route whose refusal of a body is one sentence, not a list of pydantic's; it is counted."""
+    """A route that refuses a body with one sentence instead of pydantic's list; it is counted."""
 
     def get_route_handler(self) -> Callable:
         handle = super().get_route_handler()
@@ -90,8 +92,8 @@ router = APIRouter(tags=["Attention Residuals"], route_class=OneSentence, respon
 )
 async def trace(body: TraceRequest, raw_request: Request):
     """Trace depth attention: weights, RMS of the sources and entropy at every site."""
-    answer = await requests.until_disconnect(_trace, body, raw_request)
-    return Response(status_code=GONE) if answer is None else answer
+    response = await requests.until_disconnect(_trace, body, raw_request)
+    return Response(status_code=GONE) if response is None else response
 
 
 async def _trace(body: TraceRequest, raw_request: Request) -> Response:
@@ -102,13 +104,14 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     if body.model is not None and body.model not in names:
         raise HTTPException(404, openai_app.no_such_model(state.openai_serving_models, body.model))
     try:
-        chosen = chosen_sites(body.sites, [site for site in places if site.mixes])
+        traced = requested_sites(body.sites, [site for site in places if site.mixes])
     except SettingError as error:
         raise HTTPException(400, str(error)) from None
     weights = await requests.weights_of(client)
-    given = await _prompt(body, raw_request)
-    _check_length(client, policy, body, len(given))
-    length = len(given) + body.max_tokens
+    read = readings.readings(traced) if body.lens is not None else []
+    prompt = await _prompt(body, raw_request)
+    _check_length(client, policy, body, len(prompt))
+    length = len(prompt) + body.max_tokens
     hidden = client.vllm_config.model_config.get_hidden_size()
     try:
         if body.edits:
@@ -118,56 +121,57 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
         engine_config.require_few_logprobs(client.vllm_config, "logprobs", body.logprobs)
         engine_config.require_few_logprobs(client.vllm_config, "lens", body.lens)
         if body.lens is not None:
-            readings.require_few(readings.readings(chosen), len(positions))
+            readings.require_few(read, len(positions))
     except SettingError as error:
         raise HTTPException(400, str(error)) from None
-    _check_weights(policy, len(positions), chosen, body)
+    _check_weights(policy, len(positions), traced, body, len(read))
     if body.vectors:
-        _check_bytes(policy, len(positions), chosen, hidden)
-    ids = given
+        _check_bytes(policy, len(positions), traced, hidden)
+    ids = prompt
     if body.max_tokens:
         name = f"attn-res-trace-{raw_request.headers.get('X-Request-Id') or uuid4().hex}"
         most = engine_config.longest_answer(client.vllm_config, body.max_tokens)
-        answer = (
-            await replays.generate(state, client, given, most, edits)
+        completion = (
+            await replays.generate(state, client, prompt, most, edits)
             if edits
-            else await requests.generate(client, given, most, name)
+            else await requests.generate(client, prompt, most, name)
         )
-        ids = given + answer
-    positions = [position for position in positions if position < len(ids)]  # it may end early
+        ids = prompt + completion
+        positions = [position for position in positions if position < len(ids)]  # it may end early
     following = trace_answer.following(ids, positions)
-    lens = None
-    if body.lens is not None:
-        lens = readings.Lens(readings.readings(chosen), following, body.lens)
-    indices = [site.index for site in chosen]
-    asked = replays.Asked(ids, positions, indices, body.logprobs, lens, body.vectors)
-    found = await replays.replay(state, client, asked, edits)
+    lens = None if body.lens is None else readings.Lens(read, following, body.lens)
+    indices = [site.index for site in traced]
+    request = replays.ReplayRequest(ids, positions, indices, body.logprobs, lens, body.vectors)
+    result = await replays.replay(state, client, request, edits)
     texts_of = partial(requests.token_texts, client)
     texts = texts_of([ids[at] for at in positions])
-    head = trace_answer.head(body.model or names[0], ids, len(given), positions, texts)
-    head["edits"] = [edit.model_dump() for edit in body.edits]
+    fields = trace_answer.without_sites(body.model or names[0], ids, len(prompt), positions, texts)
+    fields["edits"] = [edit.model_dump() for edit in body.edits]
     if body.logprobs is not None:
-        plain = found
+        unedited = result
         if edits:
-            own = asked._replace(sites=[], lens=None, vectors=False)
-            plain = await replays.replay(state, client, own, [])
+            logprobs_only = request._replace(sites=[], lens=None, vectors=False)
+            unedited = await replays.replay(state, client, logprobs_only, [])
 
-        def named(run: trace_answer.Found) -> list[dict[str, Any]]:
-            assert run.predicted is not None, "they were asked for"
+        def predictions(run: trace_answer.ReplayResult) -> list[dict[str, Any]]:
+            assert run.predicted is not None, "the request has logprobs"
             return trace_answer.predictions(run.predicted, positions, following, texts_of)
 
-        head["logprobs"] = {"unedited": named(plain), "edited": named(found) if edits else None}
-    head["weights"] = weights[0]
+        fields["logprobs"] = {
+            "unedited": predictions(unedited),
+            "edited": predictions(result) if edits else None,
+        }
+    fields["weights"] = weights[0]
     if await requests.weights_of(client) != weights:
         raise HTTPException(
             409, "The weights were replaced while this trace was computed; ask for it again."
         )
     if lens is not None:
-        head["lens"] = readings.answered(chosen, positions, lens, found.lens, texts_of)
-    pieces = [(site, *found.sites[site.index]) for site in chosen]
-    content = await asyncio.to_thread(_encode, head, pieces, len(positions))
+        fields["lens"] = readings.lens_readings(traced, positions, lens, result.lens, texts_of)
+    pieces = [(site, *result.sites[site.index]) for site in traced]
+    content = await asyncio.to_thread(_encode, fields, pieces, len(positions))
     if body.vectors:
-        content = await asyncio.to_thread(_with_vectors, content, found.vectors)
+        content = await asyncio.to_thread(_with_vectors, content, result.vectors)
         return Response(content, media_type=SAFETENSORS)
     return Response(content, media_type="application/json")
 
@@ -197,21 +201,21 @@ async def places_of(client) -> list[Site]:
 
 
 async def _prompt(body: TraceRequest, raw_request: Request) -> list[int]:
-    """The given tokens."""
+    """The prompt's token ids."""
     config = raw_request.app.state.engine_client.vllm_config.model_config
     if isinstance(body.prompt, list):
         ids = body.prompt
     elif config.skip_tokenizer_init:
         raise HTTPException(400, "This server has no tokenizer; give token ids as `prompt`.")
     else:
-        found = await requests.tokenize(raw_request, body.prompt, body.messages)
-        if isinstance(found, tuple):
-            raise HTTPException(*found)
-        ids = found
+        tokenized = await requests.tokenize(raw_request, body.prompt, body.messages)
+        if isinstance(tokenized, tuple):
+            raise HTTPException(*tokenized)
+        ids = tokenized
     if not ids:
         raise HTTPException(400, "The prompt is empty; give at least one token.")
     vocabulary = config.get_vocab_size()
-    for token in ids:  # of a text too: a tokenizer may have more than the model
+    for token in ids:  # also for a text: a tokenizer may have more tokens than the model
         if token >= vocabulary:
             raise HTTPException(
                 400, f"Token {token} is not in the vocabulary of {vocabulary} tokens."
@@ -219,71 +223,76 @@ async def _prompt(body: TraceRequest, raw_request: Request) -> list[int]:
     return ids
 
 
-def _check_length(client, policy: Policy, body: TraceRequest, given: int) -> None:
-    """Refuse a sequence that may become too long."""
+def _check_length(client, policy: Policy, body: TraceRequest, prompt_tokens: int) -> None:
+    """Refuse a sequence that could become too long."""
     limit, flag = min(
         (client.vllm_config.model_config.max_model_len, "--max-model-len"),
         (policy.max_trace_tokens, "--max-trace-tokens"),
     )
-    if given + body.max_tokens > limit:
+    if prompt_tokens + body.max_tokens > limit:
         raise HTTPException(
             400,
-            f"A traced sequence has at most {limit} tokens ({flag}); this one has {given} and "
-            f"max_tokens {body.max_tokens}.",
+            f"A traced sequence has at most {limit} tokens ({flag}); this one has {prompt_tokens} "
+            f"and max_tokens {body.max_tokens}.",
         )
 
 
-def _check_weights(policy: Policy, tokens: int, chosen: list[Site], body: TraceRequest) -> None:
-    """Refuse an answer for too many tokens and sites; what counts is the numbers in it."""
+def _check_weights(
+    policy: Policy, tokens: int, traced: list[Site], body: TraceRequest, lens_readings: int
+) -> None:
+    """Refuse a trace of too many tokens and sites, by the count of numbers in the response."""
     named = (body.logprobs or 0) * (2 if body.edits else 1)
-    named += (body.lens or 0) * len(readings.readings(chosen))
-    limit, weights = policy.max_trace_weights, sum(site.num_sources for site in chosen)
+    named += (body.lens or 0) * lens_readings
+    limit, weights = policy.max_trace_weights, sum(site.num_sources for site in traced)
     if tokens * (weights + named) > limit:
         besides = f" and {named} logprobs" if named else ""
         raise HTTPException(
             400,
             f"A trace has at most {limit} weights (tokens x sites x their sources, "
-            f"--max-trace-weights); {tokens} tokens x {len(chosen)} sites{besides} have "
+            f"--max-trace-weights); {tokens} tokens x {len(traced)} sites{besides} have "
             f"{tokens * (weights + named)}, so choose some by `tokens` and `sites`.",
         )
 
 
-def _check_bytes(policy: Policy, tokens: int, chosen: list[Site], hidden: int) -> None:
-    """Refuse vectors of too many bytes: of sources, mix and sublayer of each site."""
-    size = 4 * tokens * hidden * sum(site.num_sources + 2 for site in chosen)
+def _check_bytes(policy: Policy, tokens: int, traced: list[Site], hidden: int) -> None:
+    """Refuse too many bytes of vectors: the sources, the mix and the sublayer of each site."""
+    size = 4 * tokens * hidden * sum(site.num_sources + 2 for site in traced)
     if size > policy.max_trace_bytes:
         raise HTTPException(
             400,
             f"The vectors of a trace have at most {policy.max_trace_bytes} bytes "
-            f"(--max-trace-bytes); those of {tokens} tokens x {len(chosen)} sites have {size}, so "
+            f"(--max-trace-bytes); those of {tokens} tokens x {len(traced)} sites have {size}, so "
             "choose some by `tokens` and `sites`.",
         )
 
 
 def _with_vectors(trace: bytes, vectors: Mapping[str, tuple[Sequence[int], bytes]]) -> bytes:
-    """A safetensors file of the vectors by their names, and of the trace's JSON as ``trace``."""
-    found = {
-        name: np.frombuffer(own, np.float32).reshape(shape)
-        for name, (shape, own) in vectors.items()
+    """A safetensors file with the vectors by name, and with the trace's JSON as ``trace``."""
+    arrays = {
+        name: np.frombuffer(content, np.float32).reshape(shape)
+        for name, (shape, content) in vectors.items()
     }
-    return save(found | {"trace": np.frombuffer(trace, np.uint8)})
+    return save(arrays | {"trace": np.frombuffer(trace, np.uint8)})
 
 
-def _encode(head: dict, pieces: list[tuple[Site, bytes, bytes]], rows: int) -> bytes:
-    """The JSON of a trace, site by site, so that other threads run in between.
+def _encode(fields: dict, pieces: list[tuple[Site, bytes, bytes]], rows: int) -> bytes:
+    """The JSON of a trace, encoded site by site, so that other threads run in between.
 
     Raises:
-        HTTPException: it has a number that is none in JSON.
+        HTTPException: it has NaN or infinity, which JSON lacks.
     """
-    dump = partial(json.dumps, allow_nan=False)
     try:
-        parts = [dump(trace_answer.traced_site(*piece, rows)) for piece in pieces]
-        first = dump(head)
+        encoded = {name: _raw(value) for name, value in fields.items()}
+        encoded_sites = [_raw(trace_answer.traced_site(*piece, rows)) for piece in pieces]
     except ValueError:
         raise HTTPException(
             500, "The trace has a number that is infinite or NaN, so there is no answer."
         ) from None
-    return f'{first[:-1]}, "sites": [{", ".join(parts)}]}}'.encode()
+    return msgspec.json.encode(encoded | {"sites": encoded_sites})
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(value, allow_nan=False).encode())
 
 
 def _capital(sentence: str) -> str:

@@ -1,4 +1,4 @@
-"""vLLM's routes for weights that a trainer sends, opened by ``--enable-weight-updates`` alone."""
+"""vLLM's routes for a trainer's weights, which only ``--enable-weight-updates`` opens."""
 
 from datetime import UTC, datetime
 
@@ -13,7 +13,7 @@ from attnres_serve.errors import SettingError
 from attnres_serve.server import metrics
 from attnres_serve.server.refusal import refuse
 
-# As docs/use/rl.md lists them; vLLM has more.
+# The routes of docs/use/rl.md; vLLM has more.
 ROUTES = frozenset(
     f"/{name}"
     for name in (
@@ -47,13 +47,13 @@ def attach(app: FastAPI) -> None:
 
 
 async def of_update(_: Request, error: Exception) -> JSONResponse:
-    """Answer what is refused: 409 for what comes when it cannot, 503 if nothing is served."""
+    """The response to a refused update: 409 for a wrong order, 503 if nothing is served."""
     status = 503 if isinstance(error, NotWholeError) else 400
     return refuse(409 if isinstance(error, OrderError) else status, str(error))
 
 
 async def weights_of(client) -> Weights | None:
-    """Version of the weights of an engine, and when it got them; None before vLLM 0.32."""
+    """The version of an engine's weights, and when they were changed; None before vLLM 0.32."""
     version, changed = await requests.weights_of(client)
     if version is None:
         return None

@@ -1,1 +1,1 @@
-"""The start of a server as a person and a signal meet it."""
+"""The start of a server: its console output, and its signals."""

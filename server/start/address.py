@@ -1,4 +1,4 @@
-"""The address of a server, validated before anything else takes time: a port, or a socket file."""
+"""The address of a server, a port or a socket file, validated before anything slow."""
 
 import errno
 import os
@@ -14,8 +14,8 @@ BOUND = Path("/proc/net/unix")
 
 def check_port(host: str, port: int) -> None:
     """Raise SettingError if the address cannot be bound."""
-    if not 0 <= port <= 65535:  # getaddrinfo would take the lower 16 bits
-        raise SettingError(f"{port} is no port; choose one from 0 to 65535 with --port.")
+    if not 0 <= port <= 65535:  # getaddrinfo would use the lower 16 bits
+        raise SettingError(f"{port} is an invalid port; choose one from 0 to 65535 with --port.")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -33,16 +33,16 @@ def check_port(host: str, port: int) -> None:
 
 
 def drop_socket(path: str) -> None:
-    """Remove the socket file of a server that has ended, if nothing else has taken its path."""
+    """Remove the socket file of an ended server, unless something else has taken its path."""
     with suppress(SettingError):
         clear_socket(path)
 
 
 def clear_socket(path: str) -> None:
-    """Remove the socket file that an ended server left behind; vLLM's server leaves it.
+    """Remove the socket file that vLLM's server left behind when it ended.
 
     Raises:
-        SettingError: a server uses it, it is another kind of file, or there can be no socket.
+        SettingError: a server uses it, it is another kind of file, or no socket can be made there.
     """
     choose = "choose another path with --uds"
     try:
@@ -66,7 +66,7 @@ def clear_socket(path: str) -> None:
 
 
 def _is_used(path: str) -> bool:
-    """Whether a server listens on a socket, or holds it while it starts."""
+    """Whether a server listens on a socket, or has bound it during its start."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
         try:

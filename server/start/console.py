@@ -1,4 +1,4 @@
-"""What a person sees of a server: the phases of its start, its address, and why it failed."""
+"""The console output of a server: the phases of its start, its address, and why it failed."""
 
 import time
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from attnres_serve.start.engine_log import EngineLog
 from attnres_serve.start.events import PHASES
 
 NAMES = list(PHASES)
-ENDS = ("loaded", "ready")  # of a start: of a node's without an address, and of a server's
-LATE = 1.0  # seconds: a new installation reads its files for the first time
-WANTED = (0, 128 + SIGINT, 128 + SIGTERM)  # how a server ends that was asked to
+ENDS = ("loaded", "ready")  # the last event of a start: of a headless node, and of a server
+LATE = 1.0  # seconds; a new installation reads its files for the first time
+STOPPED = (0, 128 + SIGINT, 128 + SIGTERM)  # exit statuses of a server that was stopped
 
 
 class Stream(Protocol):
@@ -26,17 +26,17 @@ class Stream(Protocol):
 
 
 class Console:
-    """Shows a server on the streams of the supervisor, and tells whoever began that why it failed.
+    """Shows a server on the supervisor's streams, and sends events to the supervisor's parent.
 
     Args:
         out, err: the streams.
-        log: what the server's processes write while it starts.
-        verbose: whether the streams have what they write, instead of the log.
-        clock: seconds.
+        log: takes the output of the server's processes during the start.
+        verbose: whether the streams take that output instead of the log.
+        clock: the time in seconds.
 
     Attributes:
         ready: whether the server answers requests.
-        stopping: whether it was asked to end.
+        stopping: whether a signal stopped it.
         socket: the file of ``--uds`` that the server has made or will make.
     """
 
@@ -57,7 +57,7 @@ class Console:
         self._clock = clock
         self._begin = self._since = clock()
         self._checked = self._late = False
-        self._headless = False  # has no address, and answers other nodes
+        self._headless = False  # a node without an address, which serves other nodes
         self._refused = False
         self._dead: str | None = None  # why the engine ended
         self._phase = 0
@@ -66,18 +66,18 @@ class Console:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether what the server's processes write belongs into the log."""
+        """Whether the output of the server's processes goes into the log."""
         return self._checked and not self.ready and not self._verbose
 
     def written(self, data: bytes, stream: str) -> None:
-        """Take what a process of the server wrote to its stream ``out`` or ``err``."""
+        """Take output of a process of the server on its stream ``out`` or ``err``."""
         if self.is_quiet:
             self._log.write(data)
         else:
             self._streams[stream].write(data)
 
     def event(self, event: dict[str, Any]) -> None:
-        """Take an event of the start; the second of a kind, another worker's, is nothing new."""
+        """Take an event of the start; the second of a kind, from another worker, is ignored."""
         name = event["event"]
         if name == "dead":
             self._dead = self._dead or event["reason"]
@@ -111,7 +111,7 @@ class Console:
             self._begin_phase(NAMES.index(name) + 1)
 
     def _begin_phase(self, phase: int) -> None:
-        """Write what begins now, and how many seconds the start has taken so far."""
+        """Write the phase that begins, and the seconds of the start so far."""
         self._phase, self._since = phase, self._clock()
         self._write("out", f"  {self._since - self._begin:5.1f} s  {PHASES[NAMES[phase]]}\n")
 
@@ -130,11 +130,11 @@ class Console:
             where += _aligned("socket", event["socket"])
         if not self._verbose and self._log.content:
             where += _aligned("log", f"{self._log.path} (of the start)")
-        said = f"Ready after {seconds:.1f} s. Ctrl-C stops the server.\n{where}{event['ask']}\n"
-        self._write("out", said)
+        text = f"Ready after {seconds:.1f} s. Ctrl-C stops the server.\n{where}{event['ask']}\n"
+        self._write("out", text)
 
     def tick(self) -> None:
-        """Show on a terminal the seconds of the phase that runs, and anywhere a late beginning."""
+        """Show the seconds of the running phase on a terminal, and a slow start on any stream."""
         seconds = self._clock() - self._since
         if self.is_quiet and self._streams["out"].isatty():
             self._streams["out"].write(f"\r  for {seconds:.0f} s\r")
@@ -143,24 +143,24 @@ class Console:
             self._write("err", f"  {seconds:5.1f} s  check the checkpoint\n")
 
     def say(self, sentence: str) -> None:
-        """Show a sentence of the command's own."""
+        """Show a message of the command."""
         self._write("err", f"attnres-serve: {sentences.for_terminal(sentence)}\n")
 
     def ended(self, status: int) -> bool:
-        """Take the end of the server, and show why where nobody wanted it.
+        """Take the end of the server, and show its reason if nobody stopped it.
 
         Args:
-            status: its exit status; that of a shell where a signal ended it.
+            status: its exit status, as a shell states it.
 
         Returns:
             Whether the log is worth keeping.
         """
         for stream in self._streams.values():
-            stream.write(b"")  # what a process wrote has ended
-        self._write("out", "")  # instead of the phase that ran
+            stream.write(b"")  # the end of a process's output
+        self._write("out", "")  # over the running phase
         if self.ready:
-            return status not in WANTED and self._died(status)
-        # A mistake was told in one sentence; others ask for something else than to serve.
+            return status not in STOPPED and self._died(status)
+        # A mistake was shown in one sentence; status 0 may be the help instead of a server.
         if self._refused or (not self._checked and not self._log.reason and status in (0, 1, 2)):
             return False
         begin, reason = "the server could not be started: ", self._log.why(status)
@@ -174,10 +174,10 @@ class Console:
         return keep
 
     def _died(self, status: int) -> bool:
-        """Show why a server that was ready has ended; returns whether the log is worth keeping."""
+        """Show why a ready server has ended; return whether the log is worth keeping."""
         keep = not self._verbose and bool(self._log.content)
-        told = self._dead or (self._log.reason if status < 128 else None)
-        why = f"has ended: {told}" if told else how_it_ended(status)
+        reason = self._dead or (self._log.reason if status < 128 else None)
+        why = f"has ended: {reason}" if reason else how_it_ended(status)
         end = f"; the log of its start is {self._log.path}." if keep else "."
         sentence = sentences.between("the server ", why, end)
         self.say(sentence)
@@ -185,7 +185,7 @@ class Console:
         return keep
 
     def _show_log(self) -> None:
-        """Show the log where no terminal is: a container's files are gone with it."""
+        """Show the log without a terminal: the files of a container are lost with it."""
         if not self._verbose and not self._streams["err"].isatty():
             text = self._log.content
             self._streams["err"].write(text if text.endswith(b"\n") or not text else text + b"\n")

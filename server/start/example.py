@@ -1,18 +1,18 @@
-"""A first request to a server, for a person to paste into a terminal."""
+"""An example of a request to a server, to paste into a terminal."""
 
 import json
 import shlex
 
 
 def request(url: str, socket: str | None, model: str, has_key: bool, takes_text: bool) -> str:
-    """The lines of a command that asks for a completion.
+    """A curl command that requests a completion.
 
     Args:
-        url: of the server.
-        socket: the path of the file by which it is reached; None for a port.
+        url: the server's address.
+        socket: the path of its socket file; None for a port.
         model: a name of the served model.
-        has_key: whether the server asks for a key, in whose place a placeholder stands.
-        takes_text: whether prompts may be text; without a tokenizer they are numbers of tokens.
+        has_key: whether the server needs a key, for which the command has a placeholder.
+        takes_text: whether prompts may be text; without a tokenizer they are token ids.
     """
     prompt = "import os\n\n\ndef " if takes_text else [0]
     body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 40}, ensure_ascii=False)

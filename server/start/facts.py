@@ -1,4 +1,4 @@
-"""The facts about a server with which its start begins."""
+"""The facts about a server at the beginning of its start."""
 
 from attnres_serve import __version__
 from attnres_serve.checkpoints.cache import Cache
@@ -16,7 +16,7 @@ def title() -> str:
 
 
 def of_checkpoint(name: str, parsed: ParsedConfig, cache: Cache | None) -> dict[str, str]:
-    """The name that was given for a checkpoint, the layout of its residuals, and its caches."""
+    """The name of a checkpoint, the layout of its residuals, and its caches."""
     spec = parsed.spec
     layout = f"format {parsed.format}, family {parsed.base}, "
     if spec is None:
@@ -32,7 +32,7 @@ def of_checkpoint(name: str, parsed: ParsedConfig, cache: Cache | None) -> dict[
 
 
 def _prefixes(parsed: ParsedConfig) -> dict[str, str]:
-    """Why prefixes of prompts are computed again for each request; empty where they are cached."""
+    """Why prefixes of prompts are not cached; empty if they are."""
     family = FAMILIES[parsed.base]
     if not family.cache_elements(parsed.config):
         return {"prefixes": "not cached, as vLLM has no such cache for models without attention"}

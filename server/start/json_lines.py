@@ -1,7 +1,7 @@
-"""Lines as JSON objects, where the configuration of vLLM's log has them: all that is written.
+"""All output as JSON objects, if the configuration of vLLM's log has them.
 
-Loggers write such objects themselves.  Here are those who know no logger: the phases of a start,
-warnings and tracebacks of Python's, and libraries that write to a descriptor.
+Loggers write such objects themselves.  This module converts the output without a logger: the phases
+of a start, Python's warnings and tracebacks, and libraries that write to a file descriptor.
 """
 
 import json
@@ -18,52 +18,54 @@ TRACEBACK = b"Traceback (most recent call last)"
 LEVELS = {"stdout": logging.INFO, "stderr": logging.WARNING}
 
 
-def formatter(words: Sequence[str], environment: Mapping[str, str]) -> logging.Formatter | None:
-    """The formatter of the configuration that makes JSON; None if none does.
+def formatter(
+    command_line: Sequence[str], environment: Mapping[str, str]
+) -> logging.Formatter | None:
+    """The formatter of the configuration that makes JSON, or None.
 
-    What is wrong with the file, vLLM says.
+    vLLM reports errors of the file.
 
     Args:
-        words: the command line, whose flag comes before the variable.
-        environment: its variables.
+        command_line: its flag has precedence over the variable.
+        environment: the environment variables.
     """
     path = environment.get(VARIABLE, "")
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        name, _, value = word.partition("=")
+    for argument, following in zip(command_line, [*command_line[1:], ""], strict=False):
+        name, _, value = argument.partition("=")
         if name.replace("_", "-") == FLAG:
             path = value or following
     try:
         with open(path, encoding="utf-8") as file:
             configurator = DictConfigurator(json.load(file))
-        for found in configurator.config.get("formatters", {}).values():
-            if "json" in str(found.get("()") or found.get("class")).lower():
-                made: logging.Formatter = configurator.configure_formatter(found)
-                return made
+        for config in configurator.config.get("formatters", {}).values():
+            if "json" in str(config.get("()") or config.get("class")).lower():
+                json_formatter: logging.Formatter = configurator.configure_formatter(config)
+                return json_formatter
     except Exception:
         return None
     return None
 
 
-def where_asked(
-    words: Sequence[str], out: Writer, err: Writer
+def if_configured(
+    command_line: Sequence[str], out: Writer, err: Writer
 ) -> "tuple[Writer | JsonLines, Writer | JsonLines]":
-    """Streams for stdout and stderr whose lines are objects, if the configuration makes such."""
-    made = formatter(words, os.environ)
-    if made is None:
+    """Streams for stdout and stderr, whose lines are objects if the configuration has them."""
+    json_formatter = formatter(command_line, os.environ)
+    if json_formatter is None:
         return out, err
-    first = JsonLines(out, "stdout", made)
-    return first, first if err is out else JsonLines(err, "stderr", made)
+    first = JsonLines(out, "stdout", json_formatter)
+    return first, first if err is out else JsonLines(err, "stderr", json_formatter)
 
 
 class JsonLines:
-    """A stream whose lines become JSON objects; those that are stay as they are.
+    """A stream that turns lines into JSON objects; lines that are objects are not changed.
 
-    A traceback is one object.
+    A traceback becomes one object.
 
     Args:
-        stream: what the lines are written to.
-        name: ``stdout`` or ``stderr``, which the objects have for the name of a logger.
-        formatter: makes an object of a record.
+        stream: the stream to write to.
+        name: ``stdout`` or ``stderr``, the name of the logger in the objects.
+        formatter: turns a record into an object.
     """
 
     def __init__(self, stream: Writer, name: str, formatter: logging.Formatter) -> None:
@@ -74,13 +76,13 @@ class JsonLines:
         self._traceback: list[bytes] = []
 
     def isatty(self) -> bool:
-        """A program reads it, whatever it is."""
+        """Always False: a program reads it."""
         return False
 
     def write(self, data: str | bytes) -> None:
-        """Write lines of our own, or of others those that end.
+        """Write lines: text at once, and of bytes the complete lines.
 
-        A begun one waits for its end.  A piece without bytes is the end, as it is of a file.
+        An incomplete line waits for its end.  Empty bytes are the end of the stream.
         """
         if isinstance(data, str):
             for line in data.splitlines():
@@ -88,14 +90,14 @@ class JsonLines:
             return
         *ended, self._rest = (self._rest + data).split(b"\n")
         for raw in ended:
-            self._take(raw.rstrip(b"\r").rpartition(b"\r")[2])  # of a bar its last state
+            self._take(raw.rstrip(b"\r").rpartition(b"\r")[2])  # the last state of a progress bar
         if not data:
             rest, self._rest = self._rest, b""
             self._take(rest)
             self._end_traceback()
 
     def close(self) -> None:
-        """Write what waits, and close the stream."""
+        """Write an incomplete line, and close the stream."""
         self.write(b"")
         self._stream.close()
 
@@ -105,7 +107,7 @@ class JsonLines:
         elif self._traceback or TRACEBACK in line:
             self._traceback.append(line)
             if line.strip() and not line.startswith(b" ") and TRACEBACK not in line:
-                self._end_traceback()  # by the exception
+                self._end_traceback()  # with the line of the exception
         elif line.strip():
             self._write(line.decode(errors="replace"))
 
@@ -122,7 +124,7 @@ class JsonLines:
 
 def _is_object(line: bytes) -> bool:
     try:
-        found: Any = line.startswith(b"{") and json.loads(line)
+        content: Any = line.startswith(b"{") and json.loads(line)
     except ValueError:
         return False
-    return isinstance(found, dict)
+    return isinstance(content, dict)

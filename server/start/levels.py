@@ -1,21 +1,21 @@
-"""How much of vLLM's log is shown: warnings and errors, unless somebody asks for all of it."""
+"""The level of vLLM's log: warnings and errors, unless a flag or a variable requests more."""
 
 from collections.abc import Iterable, Mapping
 
 LEVEL = "VLLM_LOGGING_LEVEL"
 QUIET = "WARNING"
-COLOUR = "VLLM_LOGGING_COLOR"  # asks for no more than its name
-# Flags and variables by which somebody asks for vLLM's log.
+COLOUR = "VLLM_LOGGING_COLOR"  # it requests only colours
+# Beginnings of flags and variables that request vLLM's log.
 FLAGS = ("verbose", "log_", "logging_config", "uvicorn_log_", "enable_log")
 VARIABLES = ("VLLM_LOG_", "VLLM_LOGGING_", "VLLM_CONFIGURE_LOGGING", "VLLM_TRACE_FUNCTION")
 
 
 def wants_log(flags: Iterable[str], environment: Mapping[str, str]) -> bool:
-    """True if a command line or the environment asks for vLLM's whole log.
+    """Whether a command line or the environment requests vLLM's whole log.
 
     Args:
-        flags: those that are given, in any spelling.
-        environment: its variables.
+        flags: the flags of the command line, in any spelling.
+        environment: the environment variables.
     """
     return any(flag.lstrip("-").replace("-", "_").startswith(FLAGS) for flag in flags) or any(
         name.startswith(VARIABLES) and name != COLOUR for name in environment

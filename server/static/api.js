@@ -1,17 +1,17 @@
-// What the page asks of its own server, and how the server refuses.
+// The page's requests to its server, and the server's refusals.
 
 const byId = (id) => document.getElementById(id);
 
-/** A refusal of the server's, in its own words. */
+/** A refusal with the server's message. */
 export class Refusal extends Error {}
 
-/** The refusal of a server that asks for a key, while there is none. */
+/** The refusal of a server that needs a key, without a key. */
 export class KeyNeeded extends Refusal {}
 
-/** The refusal of a server that is away or busy: the same request may be answered later. */
+/** An unreachable or busy server: the same request may succeed later. */
 export class Away extends Refusal {}
 
-const AWAY = [429, 502, 503, 504]; // of the server, or of a proxy before it
+const AWAY = [429, 502, 503, 504]; // statuses of the server, or of a proxy before it
 const ENDED = "The connection ended before the answer did.";
 
 /** Send a request; throws a Refusal, or an AbortError after a cancel. */
@@ -30,7 +30,7 @@ async function send(path, body, signal) {
     throw new Away("The server does not answer; is it still running?");
   }
   if (response.ok) return response;
-  const said = await response
+  const reason = await response
     .json()
     .then(message)
     .catch(() => null);
@@ -43,24 +43,24 @@ async function send(path, body, signal) {
     );
   }
   const kind = AWAY.includes(response.status) ? Away : Refusal;
-  throw new kind(said ?? `The server answered with status ${response.status}.`);
+  throw new kind(reason ?? `The server answered with status ${response.status}.`);
 }
 
-/** The JSON that the server answers; throws as ``send`` does. */
+/** The JSON of a response; throws like ``send``. */
 export async function ask(path, body, signal) {
   const response = await send(path, body, signal);
   return response.json().catch(ended);
 }
 
-/** Throw what it means that the rest of an answer cannot be read. */
+/** Throw the error for a response that cannot be read to its end. */
 function ended(error) {
   throw error.name === "AbortError" ? error : new Away(ENDED);
 }
 
-/** The sentence in an error of the server's. */
+/** The message of a server's error. */
 function message({ error, detail }) {
-  const said = error?.message ?? error ?? detail;
-  return typeof said === "string" ? said : null;
+  const text = error?.message ?? error ?? detail;
+  return typeof text === "string" ? text : null;
 }
 
 /** The events of a stream, up to its [DONE]. */
@@ -84,26 +84,26 @@ async function* events(response) {
  * answer's text.
  */
 export async function answer({ prompt, chat, maxTokens, temperature, seed }, signal, grow) {
-  const given = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+  const input = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
   const drawn = temperature > 0 ? { temperature, seed } : { temperature: 0 };
-  const body = { ...given, max_tokens: maxTokens, ...drawn, stream: true, return_token_ids: true };
+  const body = { ...input, max_tokens: maxTokens, ...drawn, stream: true, return_token_ids: true };
   const response = await send(chat ? "v1/chat/completions" : "v1/completions", body, signal);
-  const found = { prompt: [], answer: [], text: "" };
+  const result = { prompt: [], answer: [], text: "" };
   for await (const event of events(response)) {
     if (event.error) throw new Refusal(message(event) ?? "The server gave up.");
-    found.prompt.push(...(event.prompt_token_ids ?? []));
+    result.prompt.push(...(event.prompt_token_ids ?? []));
     for (const choice of event.choices) {
       const text = chat ? (choice.delta.content ?? "") : choice.text;
-      found.prompt.push(...(choice.prompt_token_ids ?? []));
-      found.answer.push(...(choice.token_ids ?? []));
-      found.text += text;
+      result.prompt.push(...(choice.prompt_token_ids ?? []));
+      result.answer.push(...(choice.token_ids ?? []));
+      result.text += text;
       grow(text);
     }
   }
-  return found;
+  return result;
 }
 
-/** What the server has counted of what it serves, or null where it does not say. */
+/** The server's statistics of the requests that it serves, or null without any. */
 export function statistics(signal) {
   return ask("v1/attn_res/statistics", null, signal).catch((error) => {
     if (error.name === "AbortError") throw error;
@@ -111,7 +111,7 @@ export function statistics(signal) {
   });
 }
 
-/** The trace that a body asks for. */
+/** The trace for a request's body. */
 export function trace(body, signal) {
   return ask("v1/attn_res/trace", body, signal);
 }

@@ -12,7 +12,7 @@ const RED_BLUE = stops(
 const FEW_SOURCES = 32; // for which a square root shows small weights
 const WEIGHT_TICKS = [0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1];
 
-// Of Okabe and Ito's colours, which are told apart in every kind of colour blindness.
+// Colours of Okabe and Ito, which can be distinguished with every kind of colour blindness.
 const INKS = {
   light: {
     background: "#ffffff",

@@ -1,4 +1,4 @@
-// Two runs next to each other: this one less the one that was kept.
+// A comparison of two runs: the difference of this run from the baseline.
 import { sameSites } from "./trace.js";
 
 /**

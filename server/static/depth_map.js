@@ -1,4 +1,4 @@
-// The heat map of sites x sources: a staircase, a frame around every open block.
+// The heat map of sites x sources: a staircase, with a frame around every partial sum.
 import { PARTIAL } from "./trace.js";
 import { grid } from "./grid.js";
 import { LETTER, label, root, stepFor, svg } from "./svg.js";
@@ -43,7 +43,7 @@ export function depthMap(summary, { width, rowHeight, ink, hasLayers, scale, ...
     paint: cells.paint,
     choose: cells.choose,
     /** Put a sign on cells ``{ row, column, sign }``. */
-    mark(found) {
+    mark(marks) {
       const size = Math.max(8, Math.min(rowHeight, cell.width, 16));
       const looks = { "font-size": size, "font-weight": "bold" };
       const halo = { fill: "#fff", stroke: "#000", "stroke-width": 2.5, "paint-order": "stroke" };
@@ -52,7 +52,7 @@ export function depthMap(summary, { width, rowHeight, ink, hasLayers, scale, ...
         TOP + (row + 0.5) * rowHeight,
       ];
       signs.replaceChildren(
-        ...found.map((one) => label(one.sign, ...at(one), "middle", { ...looks, ...halo })),
+        ...marks.map((one) => label(one.sign, ...at(one), "middle", { ...looks, ...halo })),
       );
     },
   };
@@ -98,7 +98,7 @@ export function layers(sites, rowHeight, ink) {
   return [title, ...at.map(([text, y]) => label(text, AXIS, y, "end"))];
 }
 
-/** A line between blocks, and a frame around every open sum. */
+/** A line between blocks, and a frame around every partial sum. */
 function frames({ sites, blocks }, left, { width, height }, ink) {
   return blocks.flatMap(({ number, first, last }) => {
     const open = sites.slice(first, last + 1).filter(({ sources }) => sources.at(-1) === PARTIAL);
@@ -120,7 +120,7 @@ function frames({ sites, blocks }, left, { width, height }, ink) {
   });
 }
 
-/** The embedding, then numbers of blocks; the open sum stands where its block will. */
+/** The embedding, then numbers of blocks; the partial sum is in the column of its block. */
 function columns({ sites, widest, isFull }, left, { width }, height, ink) {
   const kinds = isFull ? "sublayers by layer" : "blocks";
   const text = `source: embedding, ${kinds}`;
@@ -134,8 +134,8 @@ function columns({ sites, widest, isFull }, left, { width }, height, ink) {
     ([column, number]) => number % step === 0 && column * width >= room,
   );
   return [
-    ...[[0, "emb"], ...at].map(([column, said]) =>
-      label(String(said), left + (column + 0.5) * width, height - BOTTOM + 11, "middle"),
+    ...[[0, "emb"], ...at].map(([column, text]) =>
+      label(String(text), left + (column + 0.5) * width, height - BOTTOM + 11, "middle"),
     ),
     label(isShort ? "source" : text, middle, height - 8, "middle", { fill: ink.faint }),
   ];
@@ -143,10 +143,10 @@ function columns({ sites, widest, isFull }, left, { width }, height, ink) {
 
 /** The layers of a Full model, by the column of the first sublayer of each. */
 function layersOf(sites) {
-  const found = new Map();
+  const columns = new Map();
   for (const { index, layer } of sites)
-    if (layer !== null && ![...found.values()].includes(layer)) found.set(index + 1, layer);
-  return found;
+    if (layer !== null && ![...columns.values()].includes(layer)) columns.set(index + 1, layer);
+  return columns;
 }
 
 /** The colours of a scale, from its lowest value at the bottom. */

@@ -34,13 +34,13 @@ function toggleEdit(edit) {
 }
 
 function item(edit) {
-  const said = spokenEdit(edit, nameOfSource);
-  const remove = html("button", { type: "button", "aria-label": `Remove: ${said}` }, "Remove");
+  const text = spokenEdit(edit, nameOfSource);
+  const remove = html("button", { type: "button", "aria-label": `Remove: ${text}` }, "Remove");
   remove.addEventListener("click", () => {
     setEdits(list.filter((one) => one !== edit));
     byId("run").focus();
   });
-  return html("li", {}, said, " ", remove);
+  return html("li", {}, text, " ", remove);
 }
 
 function editOf(kind) {
@@ -82,7 +82,7 @@ function runs(chosen) {
 
 /** Put signs on the cells that are edited. */
 function markEdits() {
-  const found = list.flatMap((edit) =>
+  const marks = list.flatMap((edit) =>
     Object.keys(SIGNS)
       .filter((kind) => edit[kind])
       .flatMap((kind) => {
@@ -92,7 +92,7 @@ function markEdits() {
         return cells.filter((cell) => cell).map((cell) => ({ ...cell, sign: SIGNS[kind] }));
       }),
   );
-  mark(found);
+  mark(marks);
 }
 
 for (const kind of ["mask", "force"])

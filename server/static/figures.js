@@ -72,7 +72,7 @@ export function update(view) {
   const { summary, token, cell, mode } = view;
   const scale = weightScale(summary.widest);
   const edited = summary.trace.edits?.length ? ", edited" : "";
-  const said = `${spoken(summary.trace.tokens[token])}${edited}`;
+  const what = `${spoken(summary.trace.tokens[token])}${edited}`;
   drawn.weights.paint((row, column) => scale.colour(summary.sites[row].weights[token][column]));
   if (!isMean(mode)) {
     const other = differenceScale(view.kept.most);
@@ -86,11 +86,11 @@ export function update(view) {
     drawn[name].choose(cell);
     drawn[name].mark(view.marks);
   }
-  title("weights", `Depth attention of ${said}`);
+  title("weights", `Depth attention of ${what}`);
   title("second", `${view.modeTitle}${edited}`);
-  title("magnitude", `Magnitude of sources, ${said}`);
-  title("entropy", `Entropy by site, ${said}`);
-  if (drawn.lens) title("lens", `Depth lens of ${said}`);
+  title("magnitude", `Magnitude of sources, ${what}`);
+  title("entropy", `Entropy by site, ${what}`);
+  if (drawn.lens) title("lens", `Depth lens of ${what}`);
   overTokens(view, scale, edited);
 }
 

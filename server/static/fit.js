@@ -21,14 +21,14 @@ export function fitting(limits, tokens, top, lensTop) {
 }
 
 /**
- * A sentence about what was left out of so many ``tokens``, or nothing; ``found`` is how many there
+ * A sentence about what was left out of so many ``tokens``, or nothing; ``total`` is how many there
  * were, for an answer may end early.
  */
-export function leftOut(tokens, { trace, lens }, found) {
+export function leftOut(tokens, { trace, lens }, total) {
   const because = "because an answer has no room for more";
   if (trace < tokens) {
     const ofLens = lens < trace ? `, and the depth lens is of the last ${lens}` : "";
-    return ` These are the last of ${found} tokens${ofLens}, ${because}.`;
+    return ` These are the last of ${total} tokens${ofLens}, ${because}.`;
   }
   return lens < trace ? ` The depth lens is of the last ${lens} tokens, ${because}.` : "";
 }

@@ -6,7 +6,7 @@ import { svg } from "./svg.js";
  *
  * rows: how many columns each row has, from the left.
  * x, y, width, height: where the grid stands, and of one cell, in pixels.
- * name: what a cell is, in words; asked when it is reached.
+ * name: returns the description of a cell, when it gets the focus.
  * point: called with a cell that is pointed at or has the focus, and with null when none is.
  * pick: called with a cell that is clicked, or chosen by Enter or Space.
  */

@@ -1,4 +1,4 @@
-// What the marks of the figures mean, as a figure of its own.
+// The legend of the figures' marks, as a separate figure.
 import { LETTER, label, root, svg } from "./svg.js";
 import { MARKS, cross, symbol } from "./profile.js";
 import { KINDS } from "./trace.js";
@@ -12,8 +12,8 @@ const LINE = 18; // pixels
  * of the tokens.
  */
 export function legend(summary, width, ink, figure = null) {
-  const wanted = figure ? [figure] : ["weights", "magnitude", "entropy", "tokens"];
-  const items = marks(summary, ink).filter(([, , ...of]) => of.some((one) => wanted.includes(one)));
+  const shown = figure ? [figure] : ["weights", "magnitude", "entropy", "tokens"];
+  const items = marks(summary, ink).filter(([, , ...of]) => of.some((one) => shown.includes(one)));
   let [x, y] = [8, 10];
   const places = items.map(([text, shapes]) => {
     const size = 40 + text.length * LETTER;
@@ -49,7 +49,7 @@ function marks(summary, ink) {
     ["chosen token", [cross(9, 0, 3, ink.neutral)], ...profiles],
     ["even weights", [stroke(ink.faint, "1.5,2.5")], "entropy"],
     [newest, [symbol("triangle", 9, 0, 3, ink.neutral)], "magnitude"],
-    ...(areMarked ? [["sum of the open block", [svg("rect", box)], ...maps]] : []),
+    ...(areMarked ? [["partial sum", [svg("rect", box)], ...maps]] : []),
     ["probability of the token", [svg("rect", { ...wide, fill: ink.bar })], "lens"],
     ["chosen token", [svg("rect", box)], "over-tokens"],
     ...(hasIds

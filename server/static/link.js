@@ -15,7 +15,7 @@ export function writeLink(some) {
   waiting ??= setTimeout(write, PAUSE);
 }
 
-/** The whole address, with all that was said. */
+/** The whole address, including its fragment. */
 export function link() {
   clearTimeout(waiting);
   write();
@@ -32,11 +32,11 @@ export function clearLink() {
 
 function write() {
   waiting = null;
-  const said = new URLSearchParams(location.hash.slice(1));
+  const fields = new URLSearchParams(location.hash.slice(1));
   for (const [name, value] of Object.entries(changes)) {
-    if (value === null || value === "") said.delete(name);
-    else said.set(name, value);
+    if (value === null || value === "") fields.delete(name);
+    else fields.set(name, value);
     delete changes[name];
   }
-  history.replaceState(null, "", `#${said}`);
+  history.replaceState(null, "", `#${fields}`);
 }

@@ -1,4 +1,4 @@
-// What the form asks for, and the same in the fragment of the address.
+// The request in the form, and the same in the fragment of the address.
 import { edits, setEdits } from "./edits.js";
 import { readLink, writeLink } from "./link.js";
 import { spokenEdit } from "./sentences.js";
@@ -6,7 +6,7 @@ import { spokenEdit } from "./sentences.js";
 const byId = (id) => document.getElementById(id);
 const FIELDS = { max_tokens: "max-tokens", last: "last", temperature: "temperature", seed: "seed" };
 
-/** What the form asks for. */
+/** The request in the form. */
 export function options() {
   return {
     prompt: byId("prompt").value,
@@ -19,7 +19,7 @@ export function options() {
   };
 }
 
-/** Write what is asked for into the address. */
+/** Write a request into the address. */
 export function remember({ prompt, maxTokens, last, temperature, seed, chat, edits }) {
   writeLink({
     prompt,
@@ -32,23 +32,23 @@ export function remember({ prompt, maxTokens, last, temperature, seed, chat, edi
   });
 }
 
-/** Fill the form as the address says; returns what to choose, or null where it says nothing. */
+/** Fill the form from the address; returns the selection, or null without one in the address. */
 export function recall() {
-  const said = readLink();
-  if (said.prompt === undefined) return null;
-  byId("prompt").value = said.prompt;
+  const fields = readLink();
+  if (fields.prompt === undefined) return null;
+  byId("prompt").value = fields.prompt;
   for (const [name, id] of Object.entries(FIELDS))
-    if (said[name] !== undefined) byId(id).value = said[name];
-  byId("chat").checked = said.chat === "1";
+    if (fields[name] !== undefined) byId(id).value = fields[name];
+  byId("chat").checked = fields.chat === "1";
   try {
-    const found = JSON.parse(said.edits ?? "[]");
-    found.forEach((edit) => spokenEdit(edit)); // throws at what is no edit
-    setEdits(found);
+    const list = JSON.parse(fields.edits ?? "[]");
+    list.forEach((edit) => spokenEdit(edit)); // throws at an invalid edit
+    setEdits(list);
   } catch {
     setEdits([]);
     byId("edits-none").textContent =
       "The edits in the address cannot be read, so they are left out.";
   }
   const number = (text) => (text === undefined ? undefined : Number(text));
-  return { token: number(said.token), site: number(said.site), source: said.source };
+  return { token: number(fields.token), site: number(fields.site), source: fields.source };
 }

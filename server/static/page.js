@@ -1,4 +1,4 @@
-// The page of a server: runs what its form, its examples or its address ask for.
+// The page of a server: runs the request of its form, its examples or its address.
 import { Away, KeyNeeded, Refusal, ask } from "./api.js";
 import { offerLink } from "./copy_link.js";
 import { setEdits } from "./edits.js";
@@ -10,26 +10,26 @@ import { onOpen, showExample } from "./saved.js";
 import { choice, hide, onChoice, stay, wait } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
-const MOST_UNASKED = { prompt: 2000, tokens: 64 }; // characters and tokens that run without a click
-let running = null; // what cancels the request in progress
+const MOST_UNASKED = { prompt: 2000, tokens: 64 }; // characters and tokens of a link that run without a click
+let running = null; // the AbortController of the request in progress
 let ended = Promise.resolve(); // when it has ended
-let info = null; // what is served
-let shownPrompt = null; // of the trace on the page
+let info = null; // the served model
+let shownPrompt = null; // the prompt of the trace on the page
 
 function say(status) {
   byId("status").textContent = status;
   forget();
 }
 
-/** Run what the form asks for, instead of what runs; ``wanted`` is what to choose. */
-async function submit(wanted = null) {
+/** Run the form's request instead of the running one; ``selection``: see ``show``. */
+async function submit(selection = null) {
   running?.abort();
   await ended;
-  if (!running) ended = start(wanted);
+  if (!running) ended = start(selection);
 }
 
-/** One run; whatever goes wrong is one sentence. */
-async function start(wanted) {
+/** One run; every failure becomes one sentence. */
+async function start(selection) {
   running = new AbortController();
   const [go, cancel] = [byId("run"), byId("cancel")];
   const focused = [go, byId("retry")].includes(document.activeElement);
@@ -42,12 +42,12 @@ async function start(wanted) {
     await describe();
     if (!info.sites)
       throw new Refusal("The served model has standard residuals: it has no site to trace.");
-    const asked = options();
-    remember(asked);
+    const request = options();
+    remember(request);
     const { signal } = running;
-    say(await run(asked, { info, wanted: wanted ?? again(asked), signal, say }));
+    say(await run(request, { info, selection: selection ?? again(request), signal, say }));
     setEdits(); // named and marked as in this trace
-    shownPrompt = asked.prompt;
+    shownPrompt = request.prompt;
   } catch (error) {
     const isCancelled = error.name === "AbortError";
     const isLocked = error instanceof KeyNeeded && !choice();
@@ -56,12 +56,12 @@ async function start(wanted) {
     else hide();
     const isAway = error instanceof Away;
     if (isAway) info = null; // another model may be served when it is back
-    const said = error instanceof Refusal ? error.message : `The page failed: ${error.message}.`;
+    const reason = error instanceof Refusal ? error.message : `The page failed: ${error.message}.`;
     if (isCancelled) say("Cancelled.");
-    else if (error instanceof KeyNeeded) say(said);
+    else if (error instanceof KeyNeeded) say(reason);
     else {
       say("");
-      fail(said, isAway ? () => submit(wanted) : null);
+      fail(reason, isAway ? () => submit(selection) : null);
     }
     byId("error").scrollIntoView({ block: "nearest" }); // the button may be far below
   }
@@ -72,13 +72,13 @@ async function start(wanted) {
   if (leave) go.focus();
 }
 
-/** What to choose of a run without a link: the same cell, and of the same prompt the same token. */
+/** The selection of a run without a link: the same cell, and for the same prompt the same token. */
 function again({ prompt }) {
   const { token, site, source } = choice() ?? {};
   return prompt === shownPrompt ? { token, site, source } : { site, source };
 }
 
-/** What is served, beside the title. */
+/** Show the served model beside the title. */
 async function describe() {
   if (!info) {
     const { data } = await ask("v1/models");
@@ -90,19 +90,19 @@ async function describe() {
     : `${name}: standard residuals`;
 }
 
-/** Run what the address names, or the example; what takes long waits for a click. */
+/** Run the request of the address, or the example; a long one waits for a click. */
 function begin() {
-  const wanted = recall() ?? {};
+  const selection = recall() ?? {};
   const { prompt, maxTokens } = options();
   if (prompt.length > MOST_UNASKED.prompt || maxTokens > MOST_UNASKED.tokens)
     say(`Press “${byId("run").textContent}” to run the prompt of the link.`);
-  else if (byId("request").checkValidity()) submit(wanted);
+  else if (byId("request").checkValidity()) submit(selection);
 }
 
 onChoice(() => {
   const chosen = choice();
   offerLink(chosen.isSaved);
-  if (chosen.isSaved) return; // an address holds runs alone
+  if (chosen.isSaved) return; // an address holds only runs
   writeLink({
     token: String(chosen.token),
     site: chosen.site === null ? null : String(chosen.site),
@@ -111,7 +111,7 @@ onChoice(() => {
 });
 addEventListener("hashchange", begin);
 
-// A saved trace takes the place of a run: nothing of that run stays beside it.
+// A saved trace replaces a run completely.
 onOpen(async (name) => {
   running?.abort();
   await ended;
@@ -130,7 +130,7 @@ byId("request").addEventListener("submit", (event) => {
 });
 addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || byId("guide").open) return;
-  event.preventDefault(); // not what the button with the focus does, too
+  event.preventDefault(); // the focused button must not act, too
   byId("request").requestSubmit();
 });
 for (const example of document.querySelectorAll(".example")) {

@@ -10,7 +10,7 @@ export const MARKS = {
   final: "diamond",
 };
 
-/** Root mean square of the newest source of every site: the open sum, or the block just finished. */
+/** Root mean square of the newest source of every site: the partial sum, or the block just finished. */
 export function magnitude(summary, options) {
   const { sites, isFull, blocks } = summary;
   const newest = sites.map(({ rms }) => rms.map((row) => row.at(-1)));
@@ -129,10 +129,10 @@ function profile(
 }
 
 function decades(least, most) {
-  const found = [];
+  const ticks = [];
   for (let power = Math.ceil(Math.log10(least)); 10 ** power <= most; power++)
-    found.push(10 ** power);
-  return found;
+    ticks.push(10 ** power);
+  return ticks;
 }
 
 /** Bands that tell blocks apart, with their numbers on the right of the last panel. */

@@ -7,7 +7,7 @@ import { mean, spread } from "./trace.js";
  * The title of a cell at a token; its numbers, each with a name, the token's, the mean and the
  * range; and the most probable tokens by the mix and by the source alone, or null.
  *
- * comparison: with a kept run, as of ``difference``, or null.
+ * comparison: the ``difference`` from a baseline run, or null.
  */
 function read(summary, { row, column }, token, comparison) {
   const site = summary.sites[row];
@@ -25,8 +25,8 @@ function read(summary, { row, column }, token, comparison) {
   ]);
   if (comparison) {
     const here = comparison.token(token);
-    const change = here && number(here[row][column]); // null where the kept run has another
-    lines.push(["weight less the kept run's", change, number(comparison.mean[row][column]), ""]);
+    const change = here && number(here[row][column]); // null if the baseline has another token
+    lines.push(["difference from baseline", change, number(comparison.mean[row][column]), ""]);
   }
   const isRead = site.lens?.[token]?.top.length;
   return {
@@ -45,12 +45,12 @@ export function readout(...cell) {
   return [html("p", {}, title), tables];
 }
 
-/** The same in words. */
+/** The same as text. */
 export function spokenCell(...cell) {
   const { title, lines, lens } = read(...cell);
   const numbers = lines.map(([name, here, over, range]) => {
     const most = range && ` (10 to 90 %: ${range})`;
-    const change = here ? ` ${here}` : ": the kept run has another token here";
+    const change = here ? ` ${here}` : ": the baseline has another token here";
     return `${name}${change}, mean ${over}${most}`;
   });
   const named = (top) => top.map((one) => likely(one).join(" ")).join(", ");

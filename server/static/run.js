@@ -1,70 +1,70 @@
-// A run: an answer, the trace of exactly the tokens that were shown, and what follows each.
+// A run: an answer, the trace of exactly its tokens, and the predictions after each token.
 import { Refusal, answer, statistics, trace } from "./api.js";
 import { fitting, leftOut } from "./fit.js";
 import { html } from "./svg.js";
 import { show } from "./viewer.js";
 
 const byId = (id) => document.getElementById(id);
-const TOP = 5; // most probable tokens that are asked for
-const LENS = 3; // of the depth lens
+const TOP = 5; // number of the most probable tokens to request
+const LENS = 3; // the same for the depth lens
 
 /**
- * Run what ``options`` gives; returns a sentence about it.
+ * Run the request of ``options``; returns a sentence about it.
  *
- * info: what is served.  wanted: what to choose, as of ``show``.  say: told what is going on.
+ * info: the served model.  selection: see ``show``.  say: called with the progress.
  */
-export async function run(asked, { info, wanted, signal, say }) {
-  const { prompt, maxTokens, chat } = asked;
-  const isEdited = asked.edits.length > 0;
-  let given = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
+export async function run(request, { info, selection, signal, say }) {
+  const { prompt, maxTokens, chat } = request;
+  const isEdited = request.edits.length > 0;
+  let input = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };
   let before = null;
   let promptTokens;
   let length; // of the sequence, at most
   if (maxTokens > 0) {
     say("Streaming the answer …");
-    before = await answer(asked, signal, streamed(prompt));
+    before = await answer(request, signal, streamed(prompt));
     promptTokens = before.prompt.length;
-    given = { prompt: isEdited ? before.prompt : [...before.prompt, ...before.answer] };
+    input = { prompt: isEdited ? before.prompt : [...before.prompt, ...before.answer] };
     length = promptTokens + (isEdited ? maxTokens : before.answer.length);
-    if (isEdited) given.max_tokens = maxTokens;
+    if (isEdited) input.max_tokens = maxTokens;
   } else {
-    length = (await trace({ ...given, tokens: [0], sites: [] }, signal)).total_tokens;
+    length = (await trace({ ...input, tokens: [0], sites: [] }, signal)).total_tokens;
     promptTokens = length;
   }
-  const tokens = Math.min(length, asked.last ?? length);
+  const tokens = Math.min(length, request.last ?? length);
   const fits = info.trace
     ? fitting(info.trace, tokens, isEdited ? 2 * TOP : TOP, LENS)
     : { trace: tokens, lens: tokens }; // the server says why there are no traces
-  const body = isEdited ? { ...given, edits: asked.edits } : given;
+  const body = isEdited ? { ...input, edits: request.edits } : input;
   say(`Tracing ${fits.trace} tokens …`);
-  const [found, lens, note] = await predicted(body, length, fits, signal);
+  const [result, lens, note] = await predicted(body, length, fits, signal);
   const served = await statistics(signal);
   byId("stream").hidden = true; // the same text follows, token by token
-  // Prompt and answer went as one prompt, so the server cannot tell them apart.
-  show({ ...found, prompt_tokens: promptTokens }, wanted, false, { lens, served });
+  // Prompt and answer were sent as one prompt, so the server cannot distinguish them.
+  show({ ...result, prompt_tokens: promptTokens }, selection, false, { lens, served });
   showAnswers(
     before,
-    isEdited && before ? found.tokens.filter(({ position }) => position >= promptTokens) : null,
+    isEdited && before ? result.tokens.filter(({ position }) => position >= promptTokens) : null,
   );
-  const traced = `${found.tokens.length} tokens traced at ${found.sites.length} sites.`;
-  return traced + leftOut(tokens, fits, Math.min(tokens, found.total_tokens)) + note;
+  const traced = `${result.tokens.length} tokens traced at ${result.sites.length} sites.`;
+  return traced + leftOut(tokens, fits, Math.min(tokens, result.total_tokens)) + note;
 }
 
 /**
- * A trace with what each token predicts, or without where the server refuses that; the lens of its
- * last tokens, if that has no room in it; and a note.
+ * A trace with predictions, or without if the server refuses them; a separate lens of the last
+ * tokens, if it does not fit into the trace; and a note.
  */
 async function predicted(body, length, fits, signal) {
   const inOne = fits.lens === fits.trace ? { lens: LENS } : {};
   try {
-    const found = await lastOf(fits.trace, length, { ...body, logprobs: TOP, ...inOne }, signal);
-    if (found.lens) return [found, null, ""];
-    const { lens } = await lastOf(fits.lens, found.total_tokens, { ...body, lens: LENS }, signal);
-    return [found, lens, ""];
+    const result = await lastOf(fits.trace, length, { ...body, logprobs: TOP, ...inOne }, signal);
+    if (result.lens) return [result, null, ""];
+    const { lens } = await lastOf(fits.lens, result.total_tokens, { ...body, lens: LENS }, signal);
+    return [result, lens, ""];
   } catch (error) {
     if (!(error instanceof Refusal) || !/logprobs|lens/.test(error.message)) throw error;
-    const found = await lastOf(fits.trace, length, body, signal);
-    return [found, null, ` Without predictions: ${error.message}`];
+    const result = await lastOf(fits.trace, length, body, signal);
+    return [result, null, ` Without predictions: ${error.message}`];
   }
 }
 
@@ -72,8 +72,8 @@ async function predicted(body, length, fits, signal) {
 async function lastOf(count, length, body, signal) {
   const until = (end) =>
     trace({ ...body, tokens: { start: Math.max(0, end - count), end } }, signal);
-  const found = await until(length);
-  return found.tokens.length ? found : until(found.total_tokens);
+  const result = await until(length);
+  return result.tokens.length ? result : until(result.total_tokens);
 }
 
 /** A function that shows an answer as it grows. */

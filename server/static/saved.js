@@ -55,7 +55,7 @@ byId("json").addEventListener("click", () =>
   save("attn-res-trace.json", "application/json", JSON.stringify(shownTrace())),
 );
 
-// A file that holds its own trace.
+// A file that contains its trace.
 const embedded = byId("trace");
 if (embedded) {
   const trace = JSON.parse(embedded.textContent);

@@ -1,4 +1,4 @@
-// Edits and runs in words: on the page, and for who hears it.
+// Edits and runs as sentences, on the page and for screen readers.
 import { short } from "./text.js";
 import { sourceName } from "./trace.js";
 
@@ -33,8 +33,8 @@ function spokenTokens(tokens) {
 /** A run as a person tells it from others: how its text begins, its length and its edits. */
 export function spokenRun({ trace: { tokens, edits }, nameOf }) {
   const text = tokens.slice(0, BEGINNING).map((token) => short(token));
-  const said = edits?.length
+  const how = edits?.length
     ? edits.map((edit) => spokenEdit(edit, nameOf)).join(", ")
     : "without edits";
-  return `${text.join("")}… (${tokens.length} tokens, ${said})`;
+  return `${text.join("")}… (${tokens.length} tokens, ${how})`;
 }

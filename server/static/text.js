@@ -29,7 +29,7 @@ function codePoint(character) {
   return character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
 }
 
-/** A token as nodes; signs have a class of their own. */
+/** A token as nodes; signs have a separate class. */
 export function visible(token) {
   return parts(token).map(([text, isMark]) =>
     isMark ? html("span", { class: "mark" }, text) : text,

@@ -14,8 +14,8 @@ const MOST_HEIGHT = 180;
  */
 export function tokenMap(site, tokens, { width, ink, scale, nameOf, ...acts }) {
   const { sources, weights } = site;
-  const said = sources.map((source) => nameOf(source));
-  const left = Math.max(LEFT, ...said.map((name) => name.length * LETTER + 8));
+  const labels = sources.map((source) => nameOf(source));
+  const left = Math.max(LEFT, ...labels.map((name) => name.length * LETTER + 8));
   const cell = {
     width: Math.min(28, (width - left - 6) / tokens.length),
     height: Math.max(3, Math.min(16, MOST_HEIGHT / sources.length)),
@@ -26,7 +26,7 @@ export function tokenMap(site, tokens, { width, ink, scale, nameOf, ...acts }) {
   const bottom = 4 + sources.length * cell.height;
   const cells = grid({ rows: sources.map(() => tokens.length), x: left, y: 4, ...cell, ...acts });
   const step = Math.ceil(12 / cell.height);
-  const names = said.flatMap((name, row) =>
+  const names = labels.flatMap((name, row) =>
     row % step ? [] : [label(name, left - 6, 4 + (row + 0.5) * cell.height, "end")],
   );
   const under = tokens.map((token, column) => {

@@ -91,8 +91,8 @@ list.addEventListener("keydown", (event) => {
 });
 
 list.addEventListener("click", (event) => {
-  const found = event.target.closest('[role="option"]');
-  if (!found) return;
-  act(Number(found.dataset.index));
-  found.focus({ preventScroll: true });
+  const option = event.target.closest('[role="option"]');
+  if (!option) return;
+  act(Number(option.dataset.index));
+  option.focus({ preventScroll: true });
 });

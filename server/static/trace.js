@@ -1,7 +1,7 @@
 // A trace, and what its figures and sentences share.
 import { textOf } from "./text.js";
 
-export const PARTIAL = "partial"; // name of the sum of the open block
+export const PARTIAL = "partial"; // name of the partial sum as a source
 /** What the kinds of sites are called. */
 export const KINDS = {
   attention: "attention",
@@ -36,8 +36,8 @@ export function problem(value) {
  */
 export function summarise(trace, lensOfLast = null) {
   const byToken = (predictions) => {
-    const found = new Map(predictions.map((one) => [one.position, one]));
-    return trace.tokens.map(({ position }) => found.get(position) ?? null);
+    const byPosition = new Map(predictions.map((one) => [one.position, one]));
+    return trace.tokens.map(({ position }) => byPosition.get(position) ?? null);
   };
   const readings = new Map(
     (lensOfLast ?? trace.lens ?? []).map(({ site, vector, predictions }) => [
@@ -80,13 +80,13 @@ function shownTokens({ tokens, logprobs, lens }, lensOfLast) {
 
 /** The number of every block, and the first and last row of its sites. */
 function blocksOf(sites) {
-  const found = [];
+  const blocks = [];
   sites.forEach(({ sources }, row) => {
     const number = sources.filter((name) => name !== PARTIAL).length;
-    if (found.at(-1)?.number === number) found.at(-1).last = row;
-    else found.push({ number, first: row, last: row });
+    if (blocks.at(-1)?.number === number) blocks.at(-1).last = row;
+    else blocks.push({ number, first: row, last: row });
   });
-  return found;
+  return blocks;
 }
 
 function siteName({ kind, layer }) {

@@ -1,4 +1,4 @@
-// A trace on the page: which token and which cell are chosen, and everything that follows from it.
+// A trace on the page: the chosen token and cell, and everything that depends on them.
 import { difference } from "./compare.js";
 import { weightScale } from "./colours.js";
 import { build, update } from "./figures.js";
@@ -15,26 +15,26 @@ const main = document.querySelector("main");
 const listeners = [];
 let view = null; // see ``build`` and ``update``
 let drawnWidth = 0; // pixels, of all figures
-let kept = null; // the summary of the run that is compared with
+let kept = null; // the summary of the baseline run
 
 /** Call a function whenever another token or cell is chosen. */
 export function onChoice(act) {
   listeners.push(act);
 }
 
-/** What a source of the trace that is shown is called, as a person says it. */
+/** The readable name of a source of the shown trace. */
 export function nameOfSource(source) {
   return view ? view.summary.nameOf(source) : sourceName(source);
 }
 
-/** The trace that is shown. */
+/** The shown trace. */
 export function shownTrace() {
   return view.summary.trace;
 }
 
 /**
- * The chosen site, source and token of the trace, or null where none is; whether its source
- * ``isOnly`` one of the site, and whether the trace ``isSaved``, of a file.
+ * The chosen site, source and token of the trace, or null; ``isOnly``: whether the site has only
+ * this source; ``isSaved``: whether the trace is from a file.
  */
 export function choice() {
   if (!view) return null;
@@ -48,7 +48,7 @@ export function choice() {
   };
 }
 
-/** Where a site and a source stand, or null. */
+/** The cell of a site and a source, or null. */
 export function cellOf(index, source) {
   const site = view?.summary.sites.find((one) => one.index === index);
   const column = site?.sources.indexOf(source) ?? -1;
@@ -58,15 +58,15 @@ export function cellOf(index, source) {
 /**
  * Show a trace.
  *
- * wanted: the ``token`` (a position), and the ``site`` and ``source`` to choose if they are there.
- * isSaved: the trace is of a file, not of a run.
- * lens: of its last tokens, where it was read apart.  served: what its server has counted, or null.
+ * selection: the ``token`` (a position), and the ``site`` and ``source`` to choose if they exist.
+ * isSaved: whether the trace is from a file instead of a run.
+ * lens: a separate lens of the last tokens, or null.  served: the server's statistics, or null.
  */
-export function show(trace, wanted = {}, isSaved = false, { lens = null, served = null } = {}) {
+export function show(trace, selection = {}, isSaved = false, { lens = null, served = null } = {}) {
   if (trace.tokens.length === 0) throw new Error("the trace has no token");
   const summary = summarise(trace, lens);
   const comparison = kept && difference(summary, kept);
-  const token = trace.tokens.findIndex(({ position }) => position === wanted.token);
+  const token = trace.tokens.findIndex(({ position }) => position === selection.token);
   view = {
     summary,
     isSaved,
@@ -84,7 +84,7 @@ export function show(trace, wanted = {}, isSaved = false, { lens = null, served 
       choose(at);
     },
   };
-  view.cell = cellOf(wanted.site, wanted.source) ?? liveliest(summary);
+  view.cell = cellOf(selection.site, selection.source) ?? liveliest(summary);
   main.classList.remove("empty", "busy");
   showTokens(trace.tokens, trace.prompt_tokens, choose);
   const offered = { mean: true, served: view.served, difference: comparison, token: comparison };
@@ -105,7 +105,7 @@ export function hide() {
   view = null;
 }
 
-/** End the wait without a new trace: the one on the page stays, marked as the one before. */
+/** End the wait without a new trace: the old one stays, marked as the previous run. */
 export function stay() {
   main.classList.remove("busy");
   if (!view) return;
@@ -114,7 +114,7 @@ export function stay() {
   byId("previous").hidden = false;
 }
 
-/** Dim the trace while another is on its way. */
+/** Dim the trace while another one is computed. */
 export function wait() {
   main.classList.add("busy");
 }
@@ -127,10 +127,10 @@ export function mark(marks) {
 }
 
 function sayKept(how) {
-  byId("kept").textContent = `${how} the kept run: ${spokenRun(kept)}.`;
+  byId("kept").textContent = `${how} the baseline: ${spokenRun(kept)}.`;
 }
 
-/** Draw what depends on the size, the theme or the comparison. */
+/** Draw everything that depends on the size, the theme or the comparison. */
 function draw() {
   const modes = {
     mean: "Depth attention, mean over tokens",
@@ -143,7 +143,7 @@ function draw() {
   refresh();
 }
 
-/** Show what depends on the choice. */
+/** Show everything that depends on the choice. */
 function refresh() {
   const { summary, token, cell } = view;
   const { tokens, logprobs, total_tokens, prompt_tokens } = summary.trace;
@@ -155,7 +155,7 @@ function refresh() {
   byId("coloured").hidden = !cell;
   if (cell)
     byId("coloured-by").textContent =
-      `Coloured by how much site ${site.index} (${site.name}) takes of ${summary.nameOf(site.sources[cell.column])}.`;
+      `Coloured by the weight of site ${site.index} (${site.name}) on ${summary.nameOf(site.sources[cell.column])}.`;
   const { position, id } = tokens[token];
   const part = position < prompt_tokens ? "prompt" : "answer";
   byId("chosen").textContent =
@@ -169,12 +169,12 @@ function refresh() {
   listeners.forEach((act) => act());
 }
 
-/** Say a cell below the figures; without one, the chosen one. */
+/** Describe a cell below the figures; by default, the chosen one. */
 function read(cell, at) {
-  const said = cell ?? view.cell;
+  const shown = cell ?? view.cell;
   byId("readout").replaceChildren(
-    ...(said
-      ? readout(view.summary, said, at, view.kept)
+    ...(shown
+      ? readout(view.summary, shown, at, view.kept)
       : [
           "Point at a cell, or reach it with the arrow keys, to read its numbers. Click it, or press Enter, to colour the tokens by it.",
         ]),

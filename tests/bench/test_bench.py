@@ -39,7 +39,7 @@ from attnres_serve.bench import (
     workload,
 )
 from attnres_serve.bench import document as documents
-from attnres_serve.bench.baseline import twin_config, write_twin
+from attnres_serve.bench.baseline import baseline_config, write_baseline
 from attnres_serve.bench.engine import Bench
 from attnres_serve.bench.ratios import (
     Results,
@@ -48,11 +48,11 @@ from attnres_serve.bench.ratios import (
     interval,
     overheads,
     paired_ratios,
+    ratio_text,
     student,
     summary,
-    told,
 )
-from attnres_serve.bench.workload import Cell, make_cells
+from attnres_serve.bench.workload import Case, make_cases
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.cli import main
 from attnres_serve.compat import device
@@ -63,7 +63,7 @@ from attnres_serve.families import FAMILIES
 from attnres_serve.formats.resolve import resolve
 from attnres_serve.start.ends import how_it_ended
 
-PREFILL, DECODE = Cell("prefill", 1, 128, 0), Cell("decode", 8, 64, 18)
+PREFILL, DECODE = Case("prefill", 1, 128, 0), Case("decode", 8, 64, 18)
 
 
 # Statistics.
@@ -98,7 +98,7 @@ def test_one_start_has_no_interval():
     found = summary([[1.01, 1.03, 1.02]])
     assert found["ratio"] == pytest.approx(geometric_mean([1.01, 1.03, 1.02]))
     assert (found["ci95"], found["includes_1"]) == (None, None)
-    assert "one start" in found["no_interval"] and told(found) == "1.02 (one start)"
+    assert "one start" in found["no_interval"] and ratio_text(found) == "1.02 (one start)"
 
 
 @pytest.mark.parametrize(
@@ -111,29 +111,29 @@ def test_one_start_has_no_interval():
 )
 def test_a_ratio_has_the_digits_that_are_to_be_believed(ratio, reach, starts, expected):
     found = {"ratio": ratio, "ci95": [ratio - reach, ratio + reach], "start_ratios": [1.0] * starts}
-    assert told(found) == expected
+    assert ratio_text(found) == expected
 
 
 # Work.
 
 
 def test_cells_fit_the_model():
-    cells = make_cells(256, None, (1, 8), 30)
-    assert cells == [
-        Cell("prefill", 1, 128, 0),
-        Cell("prefill", 1, 215, 0),  # 512 would not fit
-        Cell("decode", 1, 128, 30),
-        Cell("decode", 8, 128, 30),
+    cases = make_cases(256, None, (1, 8), 30)
+    assert cases == [
+        Case("prefill", 1, 128, 0),
+        Case("prefill", 1, 215, 0),  # 512 would not fit
+        Case("decode", 1, 128, 30),
+        Case("decode", 8, 128, 30),
     ]
-    assert max(cell.context + cell.max_tokens() for cell in cells) <= 256
+    assert max(case.context + case.max_tokens() for case in cases) <= 256
 
 
 @pytest.mark.parametrize(("drafts", "longest"), [(0, 959), (1, 895), (3, 767)])
 def test_answers_have_room_for_every_drafted_token(drafts, longest):
-    cells = make_cells(1024, [longest], (1,), workload.STEPS, drafts)
-    assert max(cell.context + cell.max_tokens(drafts) for cell in cells) == 1024
+    cases = make_cases(1024, [longest], (1,), workload.STEPS, drafts)
+    assert max(case.context + case.max_tokens(drafts) for case in cases) == 1024
     with pytest.raises(SettingError, match=f"expected 1 to {longest} here"):
-        make_cells(1024, [longest + 1], (1,), workload.STEPS, drafts)
+        make_cases(1024, [longest + 1], (1,), workload.STEPS, drafts)
 
 
 def test_prompts_of_text_begin_as_the_tokenizer_begins_them(monkeypatch):
@@ -158,15 +158,15 @@ def test_prompts_of_text_begin_as_the_tokenizer_begins_them(monkeypatch):
         *("qwen3_attnres_full", "qwen3_attnres_cumulative_block"),
     ],
 )
-def test_the_twin_is_the_base_model_with_the_same_weights(golden, tmp_path):
+def test_the_baseline_is_the_family_with_the_same_weights(golden, tmp_path):
     folder = GOLDENS / golden
     found = check_folder(folder)
-    write_twin(folder, found, tmp_path / "twin")
+    write_baseline(folder, found, tmp_path / "twin")
     config = json.loads((tmp_path / "twin" / "config.json").read_text())
     shapes = FAMILIES[found.parsed.base].shapes(config)
     own = load_file(folder / "model.safetensors")
-    twin = load_file(next((tmp_path / "twin").glob("*.safetensors")))
-    assert {name: tuple(tensor.shape) for name, tensor in twin.items()} == {
+    plain = load_file(next((tmp_path / "twin").glob("*.safetensors")))
+    assert {name: tuple(tensor.shape) for name, tensor in plain.items()} == {
         name: tuple(shape)
         for name, shape in shapes.items()
         if name != "lm_head.weight" or not config.get("tie_word_embeddings")
@@ -177,16 +177,16 @@ def test_the_twin_is_the_base_model_with_the_same_weights(golden, tmp_path):
         parsed = resolve(config)
         assert parsed is not None and (parsed.base, parsed.spec) == (found.parsed.base, None)
     values = [tensor for tensor in own.values()]
-    for tensor in twin.values():
+    for tensor in plain.values():
         assert any(
             tensor.shape == other.shape and torch.equal(tensor, other) for other in values
-        ), "a tensor of the twin is none of the checkpoint's"
+        ), "a tensor of the baseline is none of the checkpoint's"
 
 
 def test_a_baseline_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "twin").write_text("in the way")
     with pytest.raises(SettingError, match=r"^the baseline cannot be written .*XDG_CACHE_HOME\.$"):
-        write_twin(DEMO, check_folder(DEMO), tmp_path / "twin")
+        write_baseline(DEMO, check_folder(DEMO), tmp_path / "twin")
 
 
 @pytest.mark.parametrize(
@@ -199,16 +199,16 @@ def test_a_baseline_that_cannot_be_written_is_one_sentence(tmp_path):
         ("family_goldens/kimi_k3", False, "KimiLinearForCausalLM"),
     ],
 )
-def test_what_stock_vllm_cannot_serve_is_compared_with_ours(golden, on_cpu, stock, monkeypatch):
+def test_without_stock_vllm_the_baseline_has_the_plugin(golden, on_cpu, stock, monkeypatch):
     """The same class of ours, without sites; it is what vLLM's own computes."""
     monkeypatch.setattr(device, "kind", lambda: Kind.CPU if on_cpu else Kind.CUDA)
     parsed = check_folder(GOLDENS.parent / golden).parsed
-    twin = twin_config(parsed)
+    plain = baseline_config(parsed)
     if stock:
-        assert twin["architectures"] == [stock] and "attn_res" not in twin
+        assert plain["architectures"] == [stock] and "attn_res" not in plain
     else:
-        assert twin["model_type"].startswith("attnres_") and twin["attn_res"] is None
-        plain = resolve(twin, names=tuple)
+        assert plain["model_type"].startswith("attnres_") and plain["attn_res"] is None
+        plain = resolve(plain, names=tuple)
         assert (plain.base, plain.spec) == (parsed.base, None)
 
 
@@ -252,11 +252,11 @@ def test_an_engine_that_ends_says_why(script, told, tmp_path, monkeypatch):
     """The sentence has the reason; the log is kept where it says."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "script.py").write_text(script)
-    contender = process.Contender("attnres", (), script=tmp_path / "script.py")
+    spec = process.EngineSpec("attnres", (), script=tmp_path / "script.py")
     with (
         pytest.raises(SettingError, match=re.escape(told)) as caught,
         output.libraries_hidden("bench"),
-        process.running(contender, tmp_path) as engine,
+        process.running(spec, tmp_path) as engine,
     ):
         engine.wait()
     kept = Path(re.findall(r"its log is (\S+)\.$", str(caught.value))[0])
@@ -266,8 +266,8 @@ def test_an_engine_that_ends_says_why(script, told, tmp_path, monkeypatch):
 def test_an_interruption_ends_an_engine_at_once(tmp_path):
     """Not when it next looks for a request, which during a start is after it."""
     (tmp_path / "script.py").write_text("import time; print([1], flush=True); time.sleep(600)")
-    contender = process.Contender("attnres", (), script=tmp_path / "script.py")
-    with suppress(KeyboardInterrupt), process.running(contender, tmp_path) as engine:
+    spec = process.EngineSpec("attnres", (), script=tmp_path / "script.py")
+    with suppress(KeyboardInterrupt), process.running(spec, tmp_path) as engine:
         engine.wait()
         raise KeyboardInterrupt
     assert engine.process.returncode == -signal.SIGTERM
@@ -287,17 +287,17 @@ def facts(**changes: Any) -> dict[str, Any]:
 
 def engine(name: str, algorithm: str | None, at_start: dict[str, Any]) -> process.Engine:
     return process.Engine(
-        process.Contender(name, (), algorithm, algorithm is not None), None, Path(), at_start
+        process.EngineSpec(name, (), algorithm, algorithm is not None), None, Path(), at_start
     )
 
 
-def test_what_drafts_change_in_an_engine_is_a_part_of_their_cost():
+def test_settings_that_drafts_change_may_differ():
     base, other = (engine(name, "auto", facts()) for name in ("baseline", "drafts"))
     base.at_start["alike"] = {"async_scheduling": True, "dtype": "bfloat16"}
     other.at_start["alike"] = base.at_start["alike"] | {"async_scheduling": False}
     with pytest.raises(SettingError, match="async_scheduling is False in the engine of drafts"):
         measure.check_alike([base, other])
-    other.contender = replace(other.contender, drafts=2)
+    other.spec = replace(other.spec, drafts=2)
     measure.check_alike([base, other])
     other.at_start["alike"]["dtype"] = "float32"
     with pytest.raises(SettingError, match="dtype is float32 in the engine of drafts"):
@@ -425,7 +425,7 @@ for words, size in json.loads(sys.argv[1]):
 """
 
 
-def test_what_serve_refuses_is_refused_before_torch_is_imported(tmp_path):
+def test_refusals_come_before_torch_is_imported(tmp_path):
     asked = json.dumps([([str(DEMO), *words], size) for words, size in EARLY.values()])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, asked],
@@ -451,7 +451,7 @@ class Asked(process.Engine):
     """
 
     def __init__(self, name: str, said: list, seconds: list[float]) -> None:
-        super().__init__(process.Contender(name, ()), None, Path(), facts())
+        super().__init__(process.EngineSpec(name, ()), None, Path(), facts())
         self.said, self.seconds, self.step = said, itertools.cycle(seconds), 0.5
 
     def ask(self, what: str, **asked: Any) -> Any:
@@ -471,10 +471,10 @@ class Asked(process.Engine):
     def decode(self, most: int) -> dict[str, Any]:
         self.left -= most
         assert self.left >= 0, "more steps than tokens"
-        return {"steps": [self.step] * most, "given": [[1] * self.batch] * most}
+        return {"steps": [self.step] * most, "tokens": [[1] * self.batch] * most}
 
 
-def test_engines_are_asked_in_turn_and_a_round_of_prefill_is_a_median():
+def test_engines_take_turns_and_a_round_of_prefill_is_a_median():
     said: list = []
     engines = [Asked(name, said, seconds) for name, seconds in (("a", [1, 9, 2, 9, 9]), ("b", [3]))]
     found = rounds_of(engines, PREFILL, 6)
@@ -487,7 +487,7 @@ def test_engines_are_asked_in_turn_and_a_round_of_prefill_is_a_median():
     assert len({str(one[1]) for one, _ in pairs}) == len(pairs), "a prompt came twice"
 
 
-def rounds_of(engines: list[Asked], cell: Cell, rounds: int, start: int = 0) -> Results:
+def rounds_of(engines: list[Asked], cell: Case, rounds: int, start: int = 0) -> Results:
     """What some rounds of a start found."""
     plan = measure.Rounds(measure.DISCARDED, rounds)
     return measure.measure(engines, [cell], plan, start, lambda: None)
@@ -502,21 +502,21 @@ def running(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, Any], note: Any 
             it may give other facts of the start.
 
     Returns:
-        The contenders, and what they are asked.
+        The specs of the engines, and the requests.
     """
     said: list = []
 
     @contextmanager
-    def start(contender: process.Contender, folder: Path):
-        changes = note(contender.name, folder) if note else None
-        engine = Asked(contender.name, said, [next(seconds[contender.name])])
+    def start(spec: process.EngineSpec, folder: Path):
+        changes = note(spec.name, folder) if note else None
+        engine = Asked(spec.name, said, [next(seconds[spec.name])])
         engine.at_start |= changes or {}
         yield engine
         if note:
             note(None, None)
 
     monkeypatch.setattr(session, "running", start)
-    return [[process.Contender(name, ()) for name in seconds], said]
+    return [[process.EngineSpec(name, ()) for name in seconds], said]
 
 
 def compiling(clock: list[float], first_s: float, later_s: float) -> Any:
@@ -541,8 +541,8 @@ def compiling(clock: list[float], first_s: float, later_s: float) -> Any:
 def test_every_start_has_new_engines_started_in_another_order(monkeypatch, rounds):
     started: list = []
     seconds = {"baseline": itertools.repeat(1.0), "other": itertools.repeat(2.0)}
-    contenders, said = running(monkeypatch, seconds, lambda *event: started.append(event))
-    found = session.run(contenders, [PREFILL], 4, rounds)
+    specs, said = running(monkeypatch, seconds, lambda *event: started.append(event))
+    found = session.run(specs, [PREFILL], 4, rounds)
     names = [name for name, _ in started]
     assert [name and name[0] for name in names] == [
         *"bo", None, None, *"ob", None, None, *"ob", None, None, *"bo", None, None
@@ -564,9 +564,9 @@ def test_no_start_but_the_first_overruns_the_budget(budget, starts, monkeypatch)
 
     tick = compiling(clock, 25.0, 10.0)
     seconds = {name: itertools.repeat(1.0) for name in ("baseline", "other")}
-    contenders, _ = running(monkeypatch, seconds, tick)
+    specs, _ = running(monkeypatch, seconds, tick)
     monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
-    found = session.run(contenders, [PREFILL], 4, 2, budget=budget)
+    found = session.run(specs, [PREFILL], 4, 2, budget=budget)
     assert len(found.results) == starts
     assert found.took_s == 50 + 20 * (starts - 1)
 
@@ -593,11 +593,11 @@ def test_rounds_are_cut_before_starts(budget, rounds, starts, monkeypatch):
         return ask(self, what, **more)
 
     seconds = {name: itertools.repeat(1.0) for name in ("baseline", "other")}
-    contenders, said = running(monkeypatch, seconds, tick)
+    specs, said = running(monkeypatch, seconds, tick)
     monkeypatch.setattr(Asked, "ask", slow)
     monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(output, "say", lambda _: None)
-    found = session.run(contenders, [PREFILL], 4, 4, budget=budget)
+    found = session.run(specs, [PREFILL], 4, 4, budget=budget)
     assert (found.rounds, len(found.results)) == (rounds, starts)
     assert [len(start[PREFILL]["other"].rounds) for start in found.results] == [rounds[1]] * starts
     assert found.evidence_s == (None if starts > 1 else pytest.approx(1.1 * (75 + 60 + 6 * 50)))
@@ -606,7 +606,7 @@ def test_rounds_are_cut_before_starts(budget, rounds, starts, monkeypatch):
     assert len({*prompts}) == starts * sum(rounds) * PREFILL.turns, "a prompt came twice"
 
 
-def test_engines_start_again_where_one_loads_what_another_compiles(monkeypatch, tmp_path):
+def test_engines_restart_if_only_some_load_compiled_code(monkeypatch, tmp_path):
     started = []
 
     def tick(name: str | None, folder: Path) -> dict[str, Any]:
@@ -616,8 +616,8 @@ def test_engines_start_again_where_one_loads_what_another_compiles(monkeypatch, 
         return {"alike": facts()["alike"] | {"code_loaded": loads}}
 
     seconds = {name: itertools.repeat(1.0) for name in ("baseline", "other")}
-    contenders, _ = running(monkeypatch, seconds, tick)
-    found = session.run(contenders, [PREFILL], 1, 1, caches=tmp_path)
+    specs, _ = running(monkeypatch, seconds, tick)
+    found = session.run(specs, [PREFILL], 1, 1, caches=tmp_path)
     assert started == ["baseline", "other", None, None] * 2
     assert len(found.results) == 1
 
@@ -625,17 +625,17 @@ def test_engines_start_again_where_one_loads_what_another_compiles(monkeypatch, 
 def test_compiled_code_stays_and_the_baseline_does_not(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model, other = tmp_path / "model", tmp_path / "other"
-    with kept.caches(model) as (folder, twin):
+    with kept.caches(model) as (folder, plain):
         (folder / "code").touch()
-        assert not twin.exists()
-        twin.mkdir()
-        (twin / "weights").touch()
+        assert not plain.exists()
+        plain.mkdir()
+        (plain / "weights").touch()
         with kept.caches(other) as (second, _):
             assert second != folder
     with kept.caches(model) as found:
-        assert found == (folder, twin)
+        assert found == (folder, plain)
         assert (folder / "code").exists()
-        assert not twin.exists()
+        assert not plain.exists()
 
 
 def test_a_run_waits_for_another_on_its_checkpoint(monkeypatch, tmp_path):
@@ -669,15 +669,15 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
-def test_a_terminal_sees_the_ratios_as_they_narrow(stream, monkeypatch):
+def test_a_terminal_shows_narrowing_ratios(stream, monkeypatch):
     """In 80 columns, and anything else sees a line for whatever begins."""
     seen = stream()
     monkeypatch.setattr(output, "err", lambda: seen)
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
     monkeypatch.setattr(os, "get_terminal_size", lambda _: (80, 40))
     seconds = {"baseline": itertools.repeat(1.0), "attnres": itertools.cycle([1.01, 1.03])}
-    contenders, _ = running(monkeypatch, seconds)
-    session.run(contenders, [PREFILL, DECODE], 4, 2)
+    specs, _ = running(monkeypatch, seconds)
+    session.run(specs, [PREFILL, DECODE], 4, 2)
     said = seen.getvalue()
     if stream is io.StringIO:
         lines = [line.partition(" s  ")[2] for line in said.splitlines()]
@@ -692,7 +692,7 @@ def test_a_terminal_sees_the_ratios_as_they_narrow(stream, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_no_engine_is_asked_first_more_often(number):
+def test_engines_come_first_equally_often(number):
     """Over the usual starts, by a turn or two; a start of three has half of the orders."""
     asked: dict[str, list[str]] = {"begin": [], "decode": []}
     for start in range(workload.STARTS):
@@ -718,24 +718,24 @@ class Drafting(Asked):
 
     def __init__(self, name: str, drafts: int) -> None:
         super().__init__(name, [], [1.0])
-        self.contender = process.Contender(name, (), drafts=drafts)
+        self.spec = process.EngineSpec(name, (), drafts=drafts)
         self.dropped = 0
 
     def decode(self, most: int) -> dict[str, Any]:
         self.left -= 3 * most  # of the fourth token
         answer = super().decode(most)
-        return answer | {"steps": [0.875] * most, "given": [[3, 4]] * most}
+        return answer | {"steps": [0.875] * most, "tokens": [[3, 4]] * most}
 
     def drop(self) -> None:
         self.dropped += 1
 
 
-def test_with_drafts_a_step_counts_by_the_tokens_that_it_gives():
+def test_with_drafts_a_step_counts_by_its_tokens():
     """Prompts are those that are given, and what is left of an answer is not waited for."""
     base, drafting = Asked("a", [], [1.0]), Drafting("b", drafts=3)
     cell, drawn = replace(DECODE, batch=2), []
 
-    def draw(asked: Cell, turn: int) -> list[list[int]]:
+    def draw(asked: Case, turn: int) -> list[list[int]]:
         drawn.append([[turn, number] for number in range(asked.batch)])
         return drawn[-1]
 
@@ -758,7 +758,7 @@ class Staggered(Asked):
         alone = min(most, max(0, self.few - self.left))
         if alone:
             answer["steps"][-alone:] = [50.0] * alone
-            answer["given"][-alone:] = [[1]] * alone
+            answer["tokens"][-alone:] = [[1]] * alone
         answer["steps"][: workload.UNTIMED] = [100.0] * workload.UNTIMED
         return answer
 
@@ -802,10 +802,10 @@ def test_prompts_that_waited_end_before_the_next_begin():
     bench = object.__new__(Bench)
     bench.engine, bench.number = Crowded(), 0
     bench.begin([[1], [2]], 3)
-    assert bench.decode(most=1) == {"steps": [pytest.approx(0, abs=1)], "given": [[1]]}
+    assert bench.decode(most=1) == {"steps": [pytest.approx(0, abs=1)], "tokens": [[1]]}
     assert bench.engine.left
     assert len(bench.begin([[3]], 2)["first"]) == 1
-    assert list(bench.engine.left) == ["3"] and bench.decode()["given"] == [[1]]
+    assert list(bench.engine.left) == ["3"] and bench.decode()["tokens"] == [[1]]
 
 
 # The document.
@@ -838,13 +838,13 @@ def document(monkeypatch: pytest.MonkeyPatch, capsys) -> Callable[..., dict[str,
             [dict.fromkeys(each, engine)] * len(ratios), results, 60.0, plan, needs
         )
 
-        def run(contenders: list[process.Contender], *_: Any) -> session.Outcome:
-            assert {contender.name for contender in contenders} == each.keys()
-            make.contenders = contenders
+        def run(specs: list[process.EngineSpec], *_: Any) -> session.Outcome:
+            assert {spec.name for spec in specs} == each.keys()
+            make.specs = specs
             return found
 
         monkeypatch.setattr(session, "run", run)
-        monkeypatch.setattr(baseline, "write_twin", lambda *_: None)
+        monkeypatch.setattr(baseline, "write_baseline", lambda *_: None)
         words = [f"--starts={starts or len(ratios)}"]
         words += [f"--speculative-config={json.dumps(drafts)}"] if drafts else []
         assert main(["bench", str(DEMO), *words]) == 0
@@ -881,7 +881,7 @@ def test_the_figures_follow_from_the_rounds(document):
 
 
 def test_the_mean_over_cells_is_taken_within_a_round():
-    """Noise that is common to the cells of a start stays in the interval."""
+    """Noise that is common to the cases of a start stays in the interval."""
     starts = []
     for first, second, base in ((2.0, 1.0, 1.0), (8.0, 1.0, 2.0)):
         one, other, plain = (Samples([[time]]) for time in (first, second, base))
@@ -914,7 +914,7 @@ def test_a_report_has_80_columns_and_begins_with_the_ratio(ratios, told, documen
         f"{told:26}TPOT in decode{included}",
     ]
     assert f"{told:26}decode, batch 8, context 64" in lines
-    assert ("p99" in shown, "No evidence" in shown) == (len(ratios) > 1, len(ratios) == 1)
+    assert ("p99" in shown, "A rough estimate" in shown) == (len(ratios) > 1, len(ratios) == 1)
     assert "house on llama, 8 layers of 192, 4 blocks" in shown and "eager" not in shown
 
 
@@ -928,7 +928,7 @@ def test_the_same_engine_is_measured_with_drafts_and_without(document, monkeypat
     made = document(
         0.8, 0.82, drafts=drafts, drafted=counted | {"accepted_tokens_per_pos": [60, 30]}
     )
-    without, drafting = document.contenders
+    without, drafting = document.specs
     assert {*without.flags} ^ {*drafting.flags} == {"--speculative-config=None"}
     assert without.flags[-1] in {*without.flags} - {*drafting.flags}, "an earlier flag counts less"
     assert process.UNCOUNTED not in without.flags
@@ -950,7 +950,7 @@ def test_the_same_engine_is_measured_with_drafts_and_without(document, monkeypat
     assert document(1.1, drafts=drafts, drafted=none)["drafts"]["acceptance"] == 0
 
 
-def test_a_report_says_what_narrows_and_what_deceives(document):
+def test_a_report_explains_budgets_and_eager_engines(document):
     for changes in ({}, {"starts": 4}, {"compiled": False}):
         document(1.02, 1.03, **changes)
         assert ("a larger --budget" in document.shown) == ("starts" in changes)
@@ -970,7 +970,7 @@ def test_a_document_names_no_path_and_no_secret():
     ("words", "terminal", "has_table", "has_json"),
     [([], True, True, False), ([], False, True, True), (["--json"], True, False, True)],
 )
-def test_json_is_printed_where_it_is_asked_for(
+def test_json_is_printed_on_request(
     words: list, terminal: bool, has_table: bool, has_json: bool, document, monkeypatch, capsys
 ) -> None:
     document(1.02)
@@ -986,7 +986,7 @@ def test_json_is_printed_where_it_is_asked_for(
 
 @pytest.mark.engine
 @pytest.mark.exhaustive
-def test_a_golden_is_measured_against_its_twin():
+def test_a_golden_is_measured_against_its_baseline():
     """In two starts: all engines load what the first one compiled, or they are not alike."""
     words = ("--quick", "--starts", "2", "--prompt-lengths", "16", "--batches", "2")
     words += ("--attnres-algorithm", "two_phase")

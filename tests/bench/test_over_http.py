@@ -38,7 +38,7 @@ def measured(
     return json.loads(capsys.readouterr().out.splitlines()[-1]), asked
 
 
-def test_the_client_is_told_what_the_document_has(monkeypatch, capsys):
+def test_the_client_runs_the_command_of_the_document(monkeypatch, capsys):
     """The model's name, too: vLLM's client asks for the first one without the key."""
     shape = ("--prompt-lengths", "32", "16", "--batches", "2", "1")
     document, asked = measured(monkeypatch, capsys, *shape)
@@ -120,14 +120,14 @@ def answering(status: int, content: bytes, key: str | None = None):
         (503, b"", r"\(/v1/models has status 503\)"),
     ],
 )
-def test_a_server_that_cannot_be_asked_is_one_sentence(status, content, sentence):
+def test_an_unreachable_server_is_one_sentence(status, content, sentence):
     model = None if content == b'{"data": []}' else "demo"
     with answering(status, content) as url, pytest.raises(SettingError, match=sentence):
         over_http.check_there(url, model)
 
 
 @pytest.mark.parametrize("below", ["", "/v1/", "/v1/attn_res/trace"])
-def test_a_key_is_asked_for_and_taken(below, monkeypatch):
+def test_a_key_is_required_and_accepted(below, monkeypatch):
     """A server on this machine is asked past a proxy."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -142,7 +142,10 @@ def test_a_key_is_asked_for_and_taken(below, monkeypatch):
                 monkeypatch.setenv("OPENAI_API_KEY", "right")
             for model, found in ((None, ("demo", 99)), ("a", ("a", inf))):
                 named = [] if model is None else [f"--model={model}"]
-                assert over_http.check_there(url + below, *over_http.asked(named + flags)) == found
+                assert (
+                    over_http.check_there(url + below, *over_http.model_and_headers(named + flags))
+                    == found
+                )
         monkeypatch.setenv("OPENAI_API_KEY", "wrong")
         with pytest.raises(SettingError, match=r"refuses the key \(status 401\); correct OPENAI"):
             over_http.check_there(url + below, None)

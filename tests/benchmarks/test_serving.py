@@ -19,7 +19,7 @@ from attnres_serve.bench.ratios import (
     Samples,
     overheads,
 )
-from attnres_serve.bench.workload import PHASES, cell_of
+from attnres_serve.bench.workload import PHASES, case_of
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder, check_model
@@ -74,10 +74,10 @@ def check_cells(point: dict[str, Any], config: dict[str, Any]) -> list[Results]:
     for row in point["cells"]:
         for number, start in enumerate(results):
             part = slice(number * rounds, (number + 1) * rounds)
-            start[cell_of(row)] = {name: Stored(row["engines"][name], part) for name in names}
+            start[case_of(row)] = {name: Stored(row["engines"][name], part) for name in names}
         assert all(len(row["engines"][name]["rounds_s"]) == starts * rounds for name in names)
     for row, expected in zip(
-        point["cells"], documents.cell_rows(results, latency.BASELINE), strict=True
+        point["cells"], documents.case_rows(results, latency.BASELINE), strict=True
     ):
         for name in names:
             typical = expected["engines"][name]["median_s"]
@@ -329,8 +329,8 @@ def test_what_is_told_of_it(tmp_path, monkeypatch, capsys):
 def test_a_model_of_another_family_has_a_twin(name: str) -> None:
     """Of its family, with eight blocks or nine."""
     shape = SHAPES[name]
-    with models(shape) as (folder, twin, parsed):
+    with models(shape) as (folder, baseline, parsed):
         assert (parsed.base, parsed.spec.num_blocks) == (shape.family, 8 + ("x9" in name))
-        plain = json.loads((twin / "config.json").read_text())
+        plain = json.loads((baseline / "config.json").read_text())
         assert plain.get("attn_res") is None
         assert json.loads((folder / "config.json").read_text())["attn_res"] == {"block_size": 2}

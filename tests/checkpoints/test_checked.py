@@ -665,7 +665,8 @@ def test_port_in_use(folder: Path, refused: Callable[..., str]) -> None:
 @pytest.mark.parametrize("port", [70000, 65536, -1])
 def test_port_out_of_range(port: int, folder: Path, refused: Callable[..., str]) -> None:
     """No such port; the resolver itself would take 70000 for 4464."""
-    assert f"{port} is no port; choose one from 0 to 65535" in refused(folder, f"--port={port}")
+    sentence = refused(folder, f"--port={port}")
+    assert f"{port} is an invalid port; choose one from 0 to 65535" in sentence
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "999.1.1.1", "x" * 64 + ".invalid"])

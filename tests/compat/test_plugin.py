@@ -38,6 +38,7 @@ from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.kernels import backends, comparison
 from attnres_serve.kernels.cpp import backend as cpp_backend
+from attnres_serve.kernels.cpp import direct
 from attnres_serve.kernels.torch import backend as torch_backend
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.model import config as model_config
@@ -788,6 +789,23 @@ def test_no_compiler(said: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(SettingError, match="install a C\\+\\+ compiler such as g\\+\\+, or choose"):
         backend_choice.choose(config)
     assert not said
+
+
+@pytest.mark.parametrize(("problem", "eager"), [(None, False), ("why.", True), ("why.", False)])
+def test_slower_calls_of_compiled_graphs_are_logged_once(
+    problem: str | None, eager: bool, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where there are compiled graphs, and only by the first worker."""
+    monkeypatch.setattr(backends, "load", lambda name, dtype: name)
+    monkeypatch.setattr(direct, "problem", problem)
+    model = SimpleNamespace(**vars(MODEL), enforce_eager=eager)
+    for is_first in (True, False):
+        monkeypatch.setattr(decoder, "is_first_worker", lambda is_first=is_first: is_first)
+        config = SimpleNamespace(additional_config={"attnres_backend": "cpp"}, model_config=model)
+        assert backend_choice.choose(config) == ("cpp", "cpp")
+    assert [sentence.endswith("slows decode: why.") for sentence in said] == (
+        [True] if problem and not eager else []
+    )
 
 
 def test_another_worker_without_a_compiler(

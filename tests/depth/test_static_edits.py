@@ -70,7 +70,7 @@ def test_sites_without_edits_are_left_out():
         ),
     ],
 )
-def test_what_no_query_and_bias_do_is_refused(texts, sentence):
+def test_edits_beyond_queries_and_biases_are_refused(texts, sentence):
     with pytest.raises(SettingError, match=sentence):
         found(*texts)
 
@@ -84,7 +84,7 @@ def test_what_no_query_and_bias_do_is_refused(texts, sentence):
         "mean tokens=0,4",
     ],
 )
-def test_words_and_objects_say_the_same(text):
+def test_text_and_objects_are_equal(text):
     edit = edit_words.read(text)
     assert edit_words.read(edit_words.write(edit)) == edit
     assert from_json(to_json([edit]), "edits") == [edit]

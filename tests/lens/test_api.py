@@ -24,7 +24,7 @@ from serving import DEMO, free_port
 
 import attnres_serve
 from attnres_serve.errors import SettingError
-from attnres_serve.lens import own_server
+from attnres_serve.lens import temporary_server
 from attnres_serve.lens.ask import Server
 
 URL = "http://127.0.0.1:8000/"
@@ -47,9 +47,9 @@ def own(monkeypatch, server):
     @contextmanager
     def running(checkpoint, flags, verbose=False):
         server.update(checkpoint=checkpoint, flags=flags)
-        yield Server("http://127.0.0.1:9", "its key", is_own=True)
+        yield Server("http://127.0.0.1:9", "its key", is_temporary=True)
 
-    monkeypatch.setattr(own_server, "running", running)
+    monkeypatch.setattr(temporary_server, "running", running)
     return server
 
 
@@ -58,7 +58,7 @@ def own(monkeypatch, server):
 
 @pytest.mark.parametrize("variable", [None, "of the variable"])
 @pytest.mark.parametrize("key", [None, "a key"])
-def test_a_server_is_asked(key, variable, server, monkeypatch):
+def test_a_request_to_a_server(key, variable, server, monkeypatch):
     """With what is given alone, and with the key that is given rather than the variable's."""
     if variable:
         monkeypatch.setenv("OPENAI_API_KEY", variable)
@@ -70,7 +70,7 @@ def test_a_server_is_asked(key, variable, server, monkeypatch):
     assert server["headers"] == ({"Authorization": f"Bearer {used}"} if used else {})
 
 
-def test_everything_that_can_be_asked(server):
+def test_all_options_are_sent(server):
     """Numbers of NumPy's too; an edit as the command takes it and as the route does."""
     attnres_serve.trace(
         URL,
@@ -98,7 +98,7 @@ def test_everything_that_can_be_asked(server):
     assert server["json"]["edits"] == [BAN]
 
 
-def test_vectors_are_asked_for(server):
+def test_vectors_are_requested(server):
     """A vector of an edit as base64; what the answer has, by site and with the names of sources."""
     answer = made_up(3, 2)
     count, index = len(answer.sites[1].sources), answer.sites[1].index
@@ -199,7 +199,7 @@ def certificate(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("below", ["", "/", "/v1", "/attn_res", "/v1/attn_res/trace"])
-def test_a_server_on_this_machine_is_asked_past_a_proxy(below, monkeypatch):
+def test_a_local_server_is_reached_past_a_proxy(below, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with listening() as port, pytest.raises(SettingError, match=r"asked /v1/attn_res/trace$"):
         attnres_serve.trace(f"http://127.0.0.1:{port}{below}", PROMPT)
@@ -213,7 +213,7 @@ def refusal(url: str) -> str:
     return said
 
 
-def test_a_server_that_is_asked_in_another_way(certificate, monkeypatch):
+def test_a_server_of_another_protocol(certificate, monkeypatch):
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     with listening(certificate) as port:
         url = f"https://127.0.0.1:{port}"
@@ -227,7 +227,7 @@ def test_a_server_that_is_asked_in_another_way(certificate, monkeypatch):
         assert "give its address with http://." in refusal(f"https://127.0.0.1:{port}")
 
 
-def test_a_proxy_that_does_not_pass_it_on(monkeypatch):
+def test_a_proxy_that_fails(monkeypatch):
     with listening() as port:
         for proxy in (f"http://127.0.0.1:{free_port()}", "http://["):
             monkeypatch.setenv("http_proxy", proxy)
@@ -242,7 +242,7 @@ def test_a_proxy_that_does_not_pass_it_on(monkeypatch):
 # A server is started.
 
 
-def test_a_server_that_is_started_is_asked(own):
+def test_a_temporary_server_gets_the_request(own):
     """With flags as on a command line, and with its own key."""
     trace = attnres_serve.trace(
         DEMO,
@@ -280,7 +280,7 @@ def test_token_ids_and_the_longest_sequence(own):
     assert own["json"] == {"prompt": [5, 6]} and own["flags"] == ["--max-model-len=64"]
 
 
-def test_what_the_server_refuses_is_its_sentence(own):
+def test_a_refusal_is_the_servers_sentence(own):
     """Without an address that nobody gave."""
     own["answer"] = httpx.Response(400, json={"error": {"message": "There is no site 99."}})
     with pytest.raises(SettingError, match=r"^There is no site 99\.$"):
@@ -337,7 +337,7 @@ NO_PROMPTS = (
 
 
 @pytest.mark.parametrize("prompt", NO_PROMPTS, ids=named)
-def test_what_is_neither_text_nor_token_ids(prompt, server):
+def test_prompts_of_other_types(prompt, server):
     """Though Python counts through most of it."""
     with pytest.raises(SettingError, match=r"^prompt: found .*; expected text or a list of whole"):
         attnres_serve.trace(URL, prompt)

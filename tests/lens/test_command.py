@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from serving import DEMO
 
 from attnres_serve import cli
-from attnres_serve.lens import depth_map, figure, own_server, pictures
+from attnres_serve.lens import depth_map, figure, pictures, temporary_server
 from attnres_serve.lens.ask import Server
 from attnres_serve.tracing.answer import TraceAnswer
 
@@ -91,7 +91,7 @@ def test_labels_are_few_and_right(shape, width):
 
 
 def test_blocks_are_marked():
-    """A frame is around every open sum; there is none for single sublayers."""
+    """A frame is around every partial sum; there is none for single sublayers."""
     frames = drawn(SHAPES["block"][0]).axes[0].patches[-4:]  # the strip's bars come first
     assert [frame.get_bbox().bounds for frame in frames] == [
         (0.5, 0.5, 1, 3),  # site 0 reads the embedding alone
@@ -183,7 +183,7 @@ def no_server(monkeypatch):
     def started(*_):
         pytest.fail("a server was started")
 
-    monkeypatch.setattr(own_server, "running", started)
+    monkeypatch.setattr(temporary_server, "running", started)
 
 
 TO_JSON = ("--out", "x.json")
@@ -202,7 +202,7 @@ EDIT = ("--edit", "scale=2")
     ],
 )
 @pytest.mark.usefixtures("no_server")
-def test_what_no_server_is_started_for(words, sentence, capsys, monkeypatch, tmp_path):
+def test_mistakes_start_no_server(words, sentence, capsys, monkeypatch, tmp_path):
     """Flags of a file count as well."""
     monkeypatch.chdir(tmp_path)
     if "--config" in words:
@@ -218,15 +218,15 @@ def test_what_no_server_is_started_for(words, sentence, capsys, monkeypatch, tmp
         ["--max-model-len", "64", "--max-trace-tokens=9", "--additional-config", "{}"],
     ],
 )
-def test_a_server_is_started_with_the_flags_that_are_not_ours(words, server, monkeypatch, tmp_path):
+def test_a_temporary_server_gets_the_other_flags(words, server, monkeypatch, tmp_path):
     started = []
 
     @contextmanager
     def running(checkpoint, flags, verbose, show):
         started.extend([checkpoint, *flags])
-        yield Server("http://127.0.0.1:9", "its key", is_own=True)
+        yield Server("http://127.0.0.1:9", "its key", is_temporary=True)
 
-    monkeypatch.setattr(own_server, "running", running)
+    monkeypatch.setattr(temporary_server, "running", running)
     server["answer"] = httpx.Response(200, content=made_up(3, 2).model_dump_json())
     out = str(tmp_path / "x.json")
     assert cli.main(["inspect", str(DEMO), *ASK, "--out", out, *words]) == 0
@@ -327,7 +327,7 @@ def test_a_figure_is_of_all_sites(chosen, tmp_path, capsys):
     assert cli.main(["inspect", *words, str(tmp_path / "x.html")]) == 0
 
 
-def test_what_needs_no_engine_imports_none(tmp_path):
+def test_modes_without_an_engine_import_none(tmp_path):
     """Nor what engines are made of; torch reads the queries of a checkpoint."""
     (tmp_path / "trace.json").write_text(made_up(3, 2).model_dump_json())
     script = f"""
@@ -358,7 +358,7 @@ def test_a_model_of_another_kind(tmp_path, capsys):
     assert "is not an AttnRes checkpoint" in refused(capsys, str(plain), *ASK)
 
 
-def test_matplotlib_is_wanted_for_a_figure_alone(monkeypatch, capsys):
+def test_only_a_figure_needs_matplotlib(monkeypatch, capsys):
     monkeypatch.setattr(pictures, "find_spec", lambda _: None)
     assert "--out x.svg needs matplotlib" in refused(capsys, str(DEMO), *ASK, "--out", "x.svg")
     said = refused(capsys, "no/such/folder", *ASK, "--out", "x.json")
@@ -378,7 +378,7 @@ URL = ("--url", "http://127.0.0.1:8000/", *ASK)
 
 
 @pytest.mark.parametrize("key", [None, "a-key"])
-def test_a_server_is_asked(key, server, monkeypatch, tmp_path, capsys):
+def test_a_request_to_a_server(key, server, monkeypatch, tmp_path, capsys):
     if key:
         monkeypatch.setenv("OPENAI_API_KEY", key)
     wanted = made_up(3, 2)

@@ -74,9 +74,9 @@ def test_an_edit_is_read(text, wanted):
     assert {*found} - {*wanted} <= {"sources"}
 
 
-def test_a_server_is_asked_for_edits_and_tells_logprobs(capsys, monkeypatch, tmp_path):
+def test_edits_are_sent_and_logprobs_printed(capsys, monkeypatch, tmp_path):
     """The lines are told again of the file that was written."""
-    content = trace_answer.head("demo", [5, 6], 2, [0, 1], ["a", "b"]) | {"sites": []}
+    content = trace_answer.without_sites("demo", [5, 6], 2, [0, 1], ["a", "b"]) | {"sites": []}
     (site,) = [site for site in sites(BLOCKS) if site.index == 1]
     numbers = bytes(4 * 2 * site.num_sources)
     content["sites"] = [trace_answer.traced_site(site, numbers, numbers, 2)]
@@ -101,13 +101,13 @@ def test_a_server_is_asked_for_edits_and_tells_logprobs(capsys, monkeypatch, tmp
     for words in told:
         assert cli.main(["inspect", *words]) == 0
         assert capsys.readouterr().out.splitlines() == [
-            "behind token 1, 'b':",
+            "after token 1, 'b':",
             "  without edits  mean logprob -1.2500; next ' x' -1.2500",
             "  with edits     mean logprob -2.5000; next ' x' -2.5000",
             str(path),
         ]
     assert cli.main(["inspect", *told[0], *token]) == 0
-    assert capsys.readouterr().out.startswith("behind token 0, 'a':\n")
+    assert capsys.readouterr().out.startswith("after token 0, 'a':\n")
     assert asked["logprobs"] == 3
     assert asked["edits"] == [
         {"sites": [4], "sources": ["embedding"], "mask": True},

@@ -78,7 +78,7 @@ class Fake:
             version = "another" if self.meddles and self.masks else f"v{self.changes}"
             return httpx.Response(200, json={"choices": choices, "weight_versions": [version]})
         assert path == "/v1/attn_res/trace"
-        head = trace_answer.head("demo", [0], 1, [0], ["a"])
+        head = trace_answer.without_sites("demo", [0], 1, [0], ["a"])
         traced = [
             TracedSite.model_validate(
                 trace_answer.traced_site(site, *2 * [bytes(4 * site.num_sources)], 1)
@@ -153,7 +153,7 @@ def expected(mask: tuple[int, str]) -> tuple[float, float]:
     return increase(masked, np.array([nats(text, NOTHING) for text in TEXTS]), TOKENS)
 
 
-def test_a_map_has_what_was_measured(ask_fake, asked, capsys, tmp_path, monkeypatch):
+def test_a_map_has_the_measured_losses(ask_fake, asked, capsys, tmp_path, monkeypatch):
     """Each mask once, by all texts, in requests of some of them."""
     monkeypatch.setattr(losses, "BATCH", 4)
     fake, path = ask_fake(Fake()), tmp_path / "map.json"

@@ -89,7 +89,7 @@ def test_every_number_is_in_its_place(shape):
 
 
 @pytest.mark.parametrize("edited", [True, False])
-def test_what_follows(edited):
+def test_predictions_of_next_tokens(edited):
     """Logprobs with edits and without."""
     found = everything(3, 2, edited=edited)
     trace, both = Trace(found), found.logprobs
@@ -136,7 +136,7 @@ def check_predictions(data: xarray.Dataset, prefix: str, rows: list) -> None:
         assert values.tolist() == wanted
 
 
-def test_what_names_sites_and_tokens(whole):
+def test_coordinates_name_sites_and_tokens(whole):
     sites, tokens = whole.answer.sites, whole.answer.tokens
     assert whole["site"].values.tolist() == [site.index for site in sites]
     assert whole["token"].values.tolist() == [token.position for token in tokens]
@@ -304,7 +304,7 @@ def test_the_notebook_begins_with_its_figure():
 # The package.
 
 
-def test_what_the_package_imports():
+def test_imports_of_the_package():
     """Nothing until a trace is asked for, and then nothing that an engine is made of."""
     script = """
 import sys

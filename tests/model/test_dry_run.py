@@ -112,9 +112,7 @@ def norm_at(model: Any, site: int) -> tuple[Any, str]:
     return model.layers[site // 2], names[site % 2]
 
 
-def test_a_model_on_cpu_keeps_what_its_steps_free(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_on_cpu_keeps_freed_memory(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = []
     monkeypatch.setattr(malloc, "keep_freed", lambda: kept.append(True))
     for kind in (Kind.CPU, Kind.CUDA):
@@ -144,7 +142,7 @@ def test_every_site_runs(base: str, algorithm: str, make: Make) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2", "unmixed", "standard"])
-def test_check_counts_what_vllm_holds(name: str, make: Make, world: Path) -> None:
+def test_check_counts_the_bytes_of_vllm(name: str, make: Make, world: Path) -> None:
     """``attnres-serve check`` counts headers; the model in vLLM has as many parameters."""
     facts = describe(check_folder(world / name))
     parameters = dict(make(name).named_parameters())
@@ -321,7 +319,7 @@ def test_one_worker_looks_at_a_tensor(workers: int, monkeypatch: pytest.MonkeyPa
     assert set(counts.values()) == {1}
 
 
-def test_a_weight_that_overflows_where_it_is_served(make: Make, world: Path) -> None:
+def test_a_weight_that_overflows_the_served_dtype(make: Make, world: Path) -> None:
     """Queries do not: they are served in float32, whatever the model is."""
     model, tensors = make("llama"), weights(world, "llama")
     model.attn_res_dtype = torch.float16
@@ -406,7 +404,7 @@ def test_a_tied_head_that_differs(first: bool, make: Make, world: Path) -> None:
             make("tied").load_weights(stream)
 
 
-def test_norms_of_queries_and_keys_have_an_epsilon_of_their_own(make: Make) -> None:
+def test_norms_of_queries_and_keys_have_a_separate_epsilon(make: Make) -> None:
     """FLA's is fixed; that of the other norms is in config.json."""
     for layer in make("qk_norm").model.layers:
         norms = layer.self_attn.q_norm, layer.self_attn.k_norm, layer.input_layernorm
@@ -462,7 +460,7 @@ def test_left_over(checkpoint: str, name: str, make: Make, world: Path) -> None:
     assert name in str(caught.value)
 
 
-def test_quantised_weights_of_which_nothing_tells(make: Make, world: Path) -> None:
+def test_undeclared_quantised_weights(make: Make, world: Path) -> None:
     """Also where no folder could be judged before: vLLM would take the integers for weights."""
     name = "model.layers.0.mlp.down_proj.weight"
     tensors = weights(world, "llama")
@@ -539,7 +537,7 @@ def test_weights_of_another_type_than_vllm_reads(
         make("llama_int8").load_weights(iter(tensors.items()))
 
 
-def test_what_a_quantisation_needs_besides(make: Make, world: Path) -> None:
+def test_tensors_that_a_quantisation_needs(make: Make, world: Path) -> None:
     """Scales of activations are among a layer's parameters where they are static."""
     config = json.loads((world / "llama_int8" / "config.json").read_text())
     group = config["quantization_config"]["config_groups"]["group_0"]

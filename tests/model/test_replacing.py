@@ -139,7 +139,7 @@ def test_an_update_in_any_order_and_by_house_names(
 
 
 @pytest.mark.parametrize("worker", ["alice_ai"], indirect=True)
-def test_what_refers_to_a_parameter_refers_to_the_new_one(worker: Any, world: Path) -> None:
+def test_references_to_a_parameter_follow_the_new_one(worker: Any, world: Path) -> None:
     """A router has the bias of its gate."""
     gates = [one for one in worker.get_model().modules() if hasattr(one, "e_score_correction_bias")]
     assert gates
@@ -313,7 +313,7 @@ def test_a_draft_of_another_folder_gets_no_tensors_of_a_head(
 ) -> None:
     """A checkpoint may store a head that vLLM takes no drafts from."""
     monkeypatch.setattr(replacing, "is_draft", lambda name, _: name == NAME)
-    worker.get_model().attn_res_head = frozenset()
+    worker.get_model().attn_res_draft_head = frozenset()
     monkeypatch.setattr(replacing.decoder, "draft_model", lambda _: 1 / 0)
     for is_partial in (True, False):
         send(worker, tensors(world, "llama", 2), is_partial)

@@ -77,7 +77,7 @@ def forward(
     decoder, installed = stage(own, spec, algorithm, backend, 0, LAYERS, len(x), division)
     if division is not None:
         for index in installed:
-            installed[index].is_given_a_part = index - 1 not in EXPERTS
+            installed[index].reduces_delta = index - 1 not in EXPERTS
     hidden, residual = x.clone(), None
     for index in range(2 * LAYERS):
         norm = installed[index]
@@ -115,7 +115,7 @@ def run(workers: int, tokens: int, spec: AttnResSpec, algorithm: str, backend: s
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("backend", ["cpp", "torch"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_workers_give_what_one_gives(algorithm, backend, workers, tokens, monkeypatch) -> None:
+def test_workers_equal_a_single_one(algorithm, backend, workers, tokens, monkeypatch) -> None:
     """Also of fewer tokens than workers, and of numbers that they do not divide."""
     for options in ({}, {"cumulative": True, "recency_bias": True}, {"final_mix": False}):
         spec = AttnResSpec(Layout.of(LAYERS), STARTS, KEY_EPS, **options)
@@ -155,7 +155,7 @@ class Operators(TorchDispatchMode):
 @pytest.mark.parametrize("tokens", [1, 5, 8])
 @pytest.mark.parametrize("backend", ["cpp", "torch"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_small_step_runs_what_whole_sites_run(algorithm, backend, tokens, monkeypatch) -> None:
+def test_a_small_step_equals_whole_sites(algorithm, backend, tokens, monkeypatch) -> None:
     """Operator for operator, but for the sum, which the sublayers would begin themselves."""
     spec = AttnResSpec(Layout.of(LAYERS), STARTS, KEY_EPS)
     own, ran = definition(spec, seed=tokens), []
@@ -166,7 +166,7 @@ def test_a_small_step_runs_what_whole_sites_run(algorithm, backend, tokens, monk
         with set_current_vllm_config(CONFIG), torch.inference_mode(), Operators() as found:
             residual = deltas[0]
             for index, delta in enumerate(deltas[1:], 1):
-                installed[index].is_given_a_part = True
+                installed[index].reduces_delta = True
                 _, residual = installed[index](delta, residual)
         ran.append(found.ran)
     assert ran[0] == ran[1]
@@ -201,7 +201,7 @@ def test_whose_sums_are_left(child, kind, is_left) -> None:
 
 
 @pytest.mark.parametrize("norms", [RMSNorm, GemmaRMSNorm])
-def test_a_layer_that_norms_what_its_sublayers_give_needs_whole_sums(norms) -> None:
+def test_a_layer_that_norms_its_sublayers_needs_whole_sums(norms) -> None:
     """Norms within a sublayer do not matter."""
     spec = AttnResSpec(Layout.of(1), (0,), KEY_EPS)
     for behind in (False, True):
@@ -216,7 +216,7 @@ def test_a_layer_that_norms_what_its_sublayers_give_needs_whole_sums(norms) -> N
                 **({"post_mlp_layernorm": norms(HIDDEN)} if behind else {}),
             )
         leave_sums(SimpleNamespace(layers=[layer]), spec, sites)
-        assert [sites[index].is_given_a_part for index in (1, 2)] == [not behind] * 2
+        assert [sites[index].reduces_delta for index in (1, 2)] == [not behind] * 2
         assert layer.self_attn.o_proj.reduce_results == behind
 
 

@@ -247,7 +247,7 @@ def test_any_specification_equals_its_definition(spec, seed, algorithm, backend,
 
 @settings(max_examples=60, deadline=None)
 @given(specs(), st.integers(0, 2**31), st.sampled_from(ALGORITHMS), st.sampled_from(HERE))
-def test_what_draft_heads_read_of_any_specification(spec, seed, algorithm, backend) -> None:
+def test_streams_of_any_specification(spec, seed, algorithm, backend) -> None:
     """The running sum, and the mix that follows, of the outputs that this run had."""
     own = definition(spec, seed)
     x = torch.randn((TOKENS, HIDDEN), generator=torch.Generator().manual_seed(seed + 1))
@@ -329,7 +329,7 @@ def test_which_functions_run_for_each_choice(
     assert calls == wanted
 
 
-def test_two_phase_that_comes_to_single_passes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_phase_without_groups_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """One block: the embedding is all that is ever finished."""
     said: list[str] = []
     monkeypatch.setattr(host, "logger", lambda: SimpleNamespace(warning=said.append))

@@ -365,7 +365,7 @@ def test_values_as_they_are_written(folder, file, wanted) -> None:
 @pytest.mark.parametrize(
     ("lines", "variable", "place", "said"),
     [
-        (["port: 70000"], {}, "serve.yaml, line 2", "70000 is no port"),
+        (["port: 70000"], {}, "serve.yaml, line 2", "70000 is an invalid port"),
         (["host: 192.0.2.1"], {}, "serve.yaml, line 2", "cannot be bound"),
         (["uds: nowhere/s"], {}, "serve.yaml, line 2", "no socket can be made at nowhere/s"),
         (["api-key-file: k"], {}, "serve.yaml, line 2", "k cannot be read for --api-key-file"),

@@ -316,7 +316,7 @@ def test_a_dead_engine_ends_the_server_with_a_status(monkeypatch):
         started.client.errored = True
         assert started.http.get("/ready").json() == {
             "ready": False,
-            "reason": "The engine is dead.",
+            "reason": "The engine crashed.",
         }
         await within(5, lambda: server.should_exit)
         with pytest.raises(SystemExit) as ended:

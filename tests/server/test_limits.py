@@ -1181,7 +1181,7 @@ def test_vllm_counts_what_is_refused(vllms_app):
 @pytest.fixture
 def told(warned, monkeypatch) -> list[str]:
     """What is warned of, in a process that has told nothing yet."""
-    monkeypatch.setattr(reading, "_told", set())
+    monkeypatch.setattr(reading, "_logged", set())
     return warned
 
 

@@ -318,7 +318,7 @@ def test_sources_have_names(visit, tmp_path, layers, block, site, names):
     for column, name in enumerate(names):
         found.cell(site, column).click()
         assert found.text("#readout p").endswith(f", reads {name}")
-        assert found.text("#coloured-by").endswith(f" takes of {name}.")
+        assert found.text("#coloured-by").endswith(f" on {name}.")
     said = found.tab.locator("#over-tokens text").all_text_contents()
     assert said[: len(names)] == names
     if block == 1:
@@ -401,13 +401,13 @@ EXAMPLE = json.loads((page.FOLDER / "example.json").read_text())
         (
             made_up_trace(2, 2, ["a", " b", "\n", "c"]),
             1440,
-            {"weights": {"sum of the open block"}, "magnitude": {"finished block"}},
+            {"weights": {"partial sum"}, "magnitude": {"finished block"}},
         ),
         pytest.param(
             made_up_trace(6, 3, ["a", None])
             | {"edits": [{"sites": [1], "sources": ["partial"], "mask": True}]},
             1000,
-            {"second": {"sum of the open block"}},
+            {"second": {"partial sum"}},
             marks=pytest.mark.exhaustive,
         ),
         (made_up_trace(3, 1, ["a"]), 390, {"magnitude": {"embedding", "attention", "MLP"}}),
@@ -646,7 +646,7 @@ def test_a_cell_by_keyboard_alone(opened):
     assert not tab.locator("#follows .token").evaluate_all(
         "all => all.some(one => one.scrollWidth > one.clientWidth)"
     )
-    assert re.match(r"Compared with the kept run: <s>import.*, without edits", opened.text("#kept"))
+    assert re.match(r"Compared with the baseline: <s>import.*, without edits", opened.text("#kept"))
     file = inspect_page.html(edited)
     assert '"mask":true' in file
 
@@ -654,7 +654,7 @@ def test_a_cell_by_keyboard_alone(opened):
     means = [
         np.mean([weights[0] for weights in one["sites"][11]["weights"]]) for one in (trace, edited)
     ]
-    (row,) = tab.locator("#readout tr", has_text="weight less the kept run's").all()
+    (row,) = tab.locator("#readout tr", has_text="difference from baseline").all()
     assert float(row.locator("td").nth(1).text_content()) == pytest.approx(
         means[1] - means[0], rel=0.01
     )

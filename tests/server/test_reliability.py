@@ -638,4 +638,4 @@ def test_a_second_sigterm_aborts(folder):
         assert server.process.wait(BUSY) == 128 + signal.SIGTERM
         watched.gone(BUSY)
         print(f"aborted after {time.monotonic() - begin:.1f} s")
-    assert any("a second signal ends them" in message for message in messages(server))
+    assert any("a second signal aborts them" in message for message in messages(server))

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 pytest.importorskip("vllm")
 
 from attnres_serve.server import endpoints, lifecycle
-from attnres_serve.server.head import Head
+from attnres_serve.server.head_requests import HeadRequests
 from attnres_serve.server.routes import info, models, page, statistics, trace
 
 PARAMETER = re.compile(r"\{.*?\}")
@@ -50,7 +50,7 @@ def test_every_file_of_routes_is_looked_at() -> None:
 @pytest.mark.parametrize("path", ["/plain", "/away", "/parts", "/missing", "/only-post"])
 def test_head_is_get_without_a_body(path: str) -> None:
     app = FastAPI()
-    app.add_middleware(Head)
+    app.add_middleware(HeadRequests)
     app.get("/plain")(lambda: {"a": 1})
     app.get("/away")(lambda: RedirectResponse("plain"))
     app.get("/parts")(lambda: StreamingResponse(iter([b"a", b"b"])))

@@ -712,12 +712,12 @@ def test_one_replay_at_a_time_and_none_for_who_left():
         running -= 1
         return [{"problem": None, "sites": [[0, b"w", b"r"]]} | NOTHING]
 
-    async def main() -> trace_answer.Found:
+    async def main() -> trace_answer.ReplayResult:
         state = SimpleNamespace(attn_res_replays=asyncio.Lock())
         client = SimpleNamespace(collective_rpc=collective_rpc)
         asked = [
             asyncio.ensure_future(
-                replays.replay(state, client, replays.Asked([number], [0], [0]), [])
+                replays.replay(state, client, replays.ReplayRequest([number], [0], [0]), [])
             )
             for number in range(3)
         ]

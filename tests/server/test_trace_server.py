@@ -322,7 +322,7 @@ def check_death(server: Server) -> None:
         engine.kill()
         assert [one.result().status_code for one in asked] == [500, 500]
     assert value(metrics(server), "attnres_traces_total", outcome="failed") == failed + 1
-    assert server.client.get("/ready").json()["reason"] == "The engine is dead."
+    assert server.client.get("/ready").json()["reason"] == "The engine crashed."
     assert server.client.get("/health").status_code == 503
     assert server.client.post("/v1/completions", json={"prompt": [3]}).status_code == 500
 

@@ -15,7 +15,7 @@ from serving import ROOT, Server, running_demo
 
 MODULES = {
     "open_server": (
-        *("lens/test_command.py", "lens/test_edit_flags.py", "lens/test_own_server.py"),
+        *("lens/test_command.py", "lens/test_edit_flags.py", "lens/test_temporary_server.py"),
         *("project/test_readme.py", "server/test_clients.py", "server/test_company.py"),
         *("server/test_observability.py", "server/test_openai.py"),
         *("server/test_published_schema.py", "server/test_server.py"),

@@ -41,7 +41,7 @@ def made_up(
     """
     draw, count = np.random.default_rng(0), len(texts)
     spec = AttnResSpec.uniform(Layout.of(layers), block, 1e-6, **options)
-    content = trace_answer.head(model, range(100, 100 + count), count, range(count), texts)
+    content = trace_answer.without_sites(model, range(100, 100 + count), count, range(count), texts)
     content["sites"] = []
     for site in [site for site in sites(spec) if site.mixes]:
         weights = draw.dirichlet(np.ones(site.num_sources), count).astype(np.float32)

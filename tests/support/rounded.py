@@ -109,7 +109,7 @@ def part_losses(model: oracle.Model, passages: Sequence[Passage]) -> list[float]
 
 
 def _parts(model: oracle.Model, ids: Sequence[int], normed: Sequence[Tensor]) -> list[Tensor]:
-    _, outputs, logits = model.given(ids, normed)
+    _, outputs, logits = model.from_normed(ids, normed)
     return [*outputs, logits]
 
 

@@ -116,7 +116,7 @@ def replayed(
     indices = [site.index for site in every]
     found = record(worker, ids, rows, indices, edits, predictions, reader)
     packed = reader.predictions.packed()
-    read = readings.answered(mixing, rows, lens, packed, lambda ids: [None] * len(ids))
+    read = readings.lens_readings(mixing, rows, lens, packed, lambda ids: [None] * len(ids))
     by_vector = {(one["site"], one["vector"]): one["predictions"] for one in read}
     return Replayed(found, unpacked(predictions.packed(), len(ids)), by_vector)
 

@@ -144,7 +144,7 @@ def edited_weights(*edits: Resolved, rows: int = 2) -> torch.Tensor:
     site = SiteWeights(torch.randn(8), one, None, one, 1.0, 1e-6, 1e-6)
     change = Intervention(edits)
     _, weights = change.weights(0, sources, site, range(rows))
-    assert change.wrong is None
+    assert change.problem is None
     return weights
 
 

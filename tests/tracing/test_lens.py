@@ -29,7 +29,7 @@ def one_world():
 
 
 @pytest.mark.parametrize("name", ["gemma2", "granite"])
-def test_what_stands_behind_the_last_norm(name, tmp_path):
+def test_the_sources_after_the_last_norm(name, tmp_path):
     """A norm of weight 1 + w and capped logits, and logits that are divided.
 
     Weights and tokens are fixed: with random ones, float32 is now and then twenty times as far

@@ -113,7 +113,7 @@ def test_random_checkpoints(tmp_path, name):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_weights_explain_what_a_site_gives(algorithm, dtype, monkeypatch):
+def test_the_weights_explain_the_output_of_a_site(algorithm, dtype, monkeypatch):
     """In bfloat16 too: the trace's own check passes, and rows sum to 1."""
     monkeypatch.setattr(recording, "TOKENS_AT_ONCE", 90)
     worker = worker_of(BLOCK, algorithm, "cpp", 256, dtype=dtype)
@@ -215,7 +215,7 @@ def test_a_worker_never_raises():
 
 
 @pytest.mark.parametrize("error", [recording.TraceError, SiteOrderError])
-def test_a_sentence_of_ours_is_passed_on(error, monkeypatch):
+def test_a_trace_errors_sentence_is_passed_on(error, monkeypatch):
     """Any other is for the log: it may name files and addresses."""
 
     def fails(*_, **__):
@@ -246,7 +246,7 @@ class AttentionWithoutCache(AttentionLayerBase):
     ],
     ids=("context parallel", "data parallel", "connector", "adapters", "no cache"),
 )
-def test_what_a_replay_would_not_compute_is_refused(part, values, said):
+def test_models_without_replays_are_refused(part, values, said):
     worker = worker_of(BLOCK, "single_pass", "cpp", 16)
     whole = worker.vllm_config
     for key, value in values.items():

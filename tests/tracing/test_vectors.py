@@ -52,7 +52,7 @@ def taken(
 
 @pytest.mark.parametrize("algorithm", ["single_pass", "two_phase"])
 @pytest.mark.parametrize("golden", [BLOCK, CUMULATIVE], ids=lambda path: path.name)
-def test_they_are_the_float64_models(golden, algorithm):
+def test_vectors_equal_those_of_the_float64_model(golden, algorithm):
     """Of tokens in all three chunks; every sublayer's output, also where no final mix follows."""
     worker, model = worker_of(golden, algorithm, "cpp", CHUNK), oracle.load(golden)
     (ids,) = fresh_prompts((LENGTH,))
@@ -77,7 +77,7 @@ def all_sources(worker: SimpleNamespace, found: dict[str, torch.Tensor], first: 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("algorithm", ["single_pass", "two_phase"])
-def test_own_vectors_change_nothing(dtype, algorithm):
+def test_replacing_vectors_by_themselves_changes_nothing(dtype, algorithm):
     """To the bit, by the own kernels of every site."""
     worker = worker_of(BLOCK, algorithm, "cpp", CHUNK, dtype=dtype)
     (ids,) = fresh_prompts((LENGTH,))
@@ -90,7 +90,7 @@ def test_own_vectors_change_nothing(dtype, algorithm):
 
 
 @pytest.mark.parametrize("first", [3, 8, 10])
-def test_all_of_another_runs_give_what_that_run_gives(first):
+def test_all_vectors_of_another_run_give_its_result(first):
     worker = worker_of(BLOCK, "two_phase", "cpp", CHUNK)
     ids, others = fresh_prompts((LENGTH, LENGTH))
     wanted, plain = replayed(worker, others, []), replayed(worker, ids, [])
@@ -108,7 +108,7 @@ def test_all_of_another_runs_give_what_that_run_gives(first):
             assert own.weights.equal(plain.traces[index].weights)
 
 
-def test_each_token_reads_its_own_vector():
+def test_each_token_reads_its_vector():
     """One for each of the edit's tokens in several chunks, or one for all; the last edit wins."""
     worker = worker_of(BLOCK, "single_pass", "cpp", CHUNK)
     (ids,) = fresh_prompts((LENGTH,))

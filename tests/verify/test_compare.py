@@ -36,7 +36,7 @@ def wholes(tokens: int = 4, **changed: Tensor) -> list[dict[str, Tensor]]:
     return [agreed, agreed | changed]
 
 
-def test_what_agrees_holds() -> None:
+def test_equal_results_hold() -> None:
     report = _report(wholes(), {"a site": PART_BOUND, "the head": 0.0})
     assert report.holds and not report.parts and report.greedy_agreement == 1
     assert report.tokens == 8
@@ -79,7 +79,7 @@ def test_a_tie_is_no_choice() -> None:
     assert _report(wholes(same=last, clear=last), EXACT).holds
 
 
-def test_an_agreement_of_nothing_is_not_told() -> None:
+def test_without_clear_choices_there_is_no_agreement() -> None:
     """As of a model whose head is zero: no choice of its is clear."""
     none = torch.zeros(4, dtype=torch.bool)
     unclear = [one | {"clear": none} for one in wholes()]

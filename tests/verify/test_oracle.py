@@ -240,7 +240,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "message"), REFUSED, ids=str)
-def test_what_is_not_understood_is_refused(change: dict, message: str, tmp_path: Path) -> None:
+def test_unknown_settings_are_refused(change: dict, message: str, tmp_path: Path) -> None:
     edit(write_house(tmp_path, block_size=2), **change)
     with pytest.raises(ValueError, match=message):
         load(tmp_path)

@@ -84,8 +84,12 @@ def written(model: oracle.Model, tokens: int = evidence.FEWEST, count: int = 2) 
     return found
 
 
+def model_of(folder: Path) -> compare.Reference:
+    return compare.reference(folder, check_folder(folder).translated(str(folder)))
+
+
 def measured(folder: Path, ids: list[list[int]]) -> Evidence:
-    return evidence.measure(compare.reference(folder), readings(check_folder(folder)), ids)
+    return evidence.measure(model_of(folder), readings(check_folder(folder)), ids)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +160,7 @@ def demo() -> Callable[[Path], Evidence]:
     model, tokenize = Remembering(oracle.load(DEMO)), tokenizer.load(DEMO)
     (ids,) = texts.pieces(texts.CODE, texts.USUAL, texts.USUAL, tokenize)[:1]
     return lambda folder: evidence.measure(
-        model.with_spec(compare.reference(folder).spec), readings(check_folder(folder)), [ids]
+        model.with_spec(model_of(folder).spec), readings(check_folder(folder)), [ids]
     )
 
 
@@ -220,7 +224,7 @@ def test_goldens_are_untrained(golden: Path) -> None:
     found = measured(golden, ids)
     assert not found.is_told and found.warning is None and found.others
     report = compare.Report(64, 0.0, 0.0, 0.0, 1.0, "the head", 0.0, {}, True)
-    lines = command.table(report, found=found).splitlines()
+    lines = command.table(report, measured=found).splitlines()
     assert "cannot tell whether config.json is right" in " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= 80
 
@@ -348,7 +352,7 @@ def test_every_format_states_its_blocks(tmp_path: Path) -> None:
 def said(**changes: Any) -> str:
     report = compare.Report(64, 0.0, 0.0, 0.0, 1.0, "the head", 0.0, {}, True)
     found = replace(Evidence("block_size 2", 511, 2.5, 4.0, {"block_size 4": 2.2}), **changes)
-    lines = command.table(report, found=found).splitlines()
+    lines = command.table(report, measured=found).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[-1] == "it is served as config.json describes (eager, float32, one process)"
     return " ".join(" ".join(lines).split())

@@ -69,7 +69,7 @@ def test_gradients_agree_with_finite_differences(golden):
     assert moved > 10
 
 
-def test_what_it_does_not_know_is_refused(tmp_path):
+def test_unknown_families_are_refused(tmp_path):
     write_house(tmp_path / "a", base="llama", layers=2, block_size=2)
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     model = attnres_serve.reference_model(tmp_path / "a")

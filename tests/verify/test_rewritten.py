@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from attnres_serve import families
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.depth.layout import Layout
 from attnres_serve.verify import compare, oracle, rewritten
 from attnres_serve.verify.rewritten import Site, hugging_face
@@ -117,7 +118,7 @@ def passage_of(model: rewritten.Rewritten, sites: list[Site]) -> compare.Passage
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mamba2"])
-def test_it_judges_an_engine_part_by_part(name: str, tmp_path: Path) -> None:
+def test_an_engine_is_compared_part_by_part(name: str, tmp_path: Path) -> None:
     model = tiny_sites.load(write(tmp_path, name, {"block_size": 3}))
     sites = sites_of(name)
     passage = passage_of(model, sites)
@@ -135,13 +136,14 @@ def test_it_judges_an_engine_part_by_part(name: str, tmp_path: Path) -> None:
     }
 
 
-def test_verify_takes_it_where_the_hand_written_oracle_knows_no_such_family(
+def test_verify_uses_it_for_families_without_a_hand_written_oracle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_house(tmp_path, "llama", block_size=3, vocab=256)
-    assert isinstance(compare._model(tmp_path), oracle.Model)
+    parsed = check_folder(tmp_path).translated("it")
+    assert isinstance(compare._model(tmp_path, parsed), oracle.Model)
     monkeypatch.setattr(oracle, "BASES", ())
-    judge = compare._model(tmp_path)
+    judge = compare._model(tmp_path, parsed)
     assert isinstance(judge, rewritten.Rewritten)
     assert gap(judge, oracle.load(tmp_path)) < 1e-9
 

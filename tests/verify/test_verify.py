@@ -259,7 +259,7 @@ def test_a_number_that_is_not_finite_is_named(name, value, capsys, tmp_path):
         assert f"the tensor {wrong} holds {value}" in refused(capsys, "verify", *map(str, words))
 
 
-def test_what_vllm_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_vllm_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before an engine is started; pydantic's first line would say nothing.
 
     The variables of this process stay as they are.
@@ -281,19 +281,22 @@ def test_nothing_to_verify(tmp_path: Path, capfd: pytest.CaptureFixture) -> None
     assert f"{folder} is not an AttnRes checkpoint" in capfd.readouterr().err
 
 
-def test_what_the_float64_model_does_not_know(tmp_path: Path) -> None:
+def test_a_tensor_unknown_to_the_float64_model(tmp_path: Path) -> None:
     odd = "model.layers.0.mlp.up_proj.weight_scale"
     folder = write_house(tmp_path, block_size=2)
+    parsed = checked.check_folder(folder).translated("x")
     edit(folder, lambda tensors: tensors.update({odd: torch.ones(96, 1)}))
     with pytest.raises(CheckpointError, match=r"cannot be evaluated in float64 \(.*weight_scale"):
-        compare.reference(folder)
+        compare.reference(folder, parsed)
 
 
 def test_quantised_weights(tmp_path: Path) -> None:
     """They are served, but there is nothing to compare them with."""
-    edit(write_house(tmp_path, block_size=2), quantization_config={"quant_method": "x"})
+    folder = write_house(tmp_path, block_size=2)
+    parsed = checked.check_folder(folder).translated("x")
+    edit(folder, quantization_config={"quant_method": "x"})
     with pytest.raises(CheckpointError, match="is quantised, and quantised weights are not supp"):
-        compare.reference(tmp_path)
+        compare.reference(folder, parsed)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +432,7 @@ def test_a_window_that_one_of_two_models_lost(tmp_path: Path) -> None:
         assert passage_texts.limits(*pair) == {"the window": WINDOW}
 
 
-def test_the_report_says_what_was_not_reached() -> None:
+def test_the_report_names_unreached_limits() -> None:
     report = compare.Report(64, 0.0, 0.0, 0.0, 1.0, "the head", 0.0, {}, True)
     assert "was not reached" in verify.table(
         report, "positions 0 to 63; the window was not reached"
@@ -438,7 +441,7 @@ def test_the_report_says_what_was_not_reached() -> None:
 
 
 @pytest.mark.parametrize("write", [write_nanogpt, lambda f: write_kimi_names(f, block_layers=1)])
-def test_nobody_is_asked_to_run_code(
+def test_no_prompt_to_run_code(
     write: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """These checkpoints bring some along, and their tokenizers need none of it."""

@@ -1,4 +1,4 @@
-"""The sequences of a forward pass, as the recurrence takes them, from vLLM's metadata."""
+"""The sequences of a forward pass, from vLLM's metadata, as arguments of the recurrence."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from vllm.forward_context import get_forward_context
 
 
 class Batch(NamedTuple):
-    """Attributes are the arguments of ``kernels.recurrence.recurrence`` of these names."""
+    """Arguments of ``kernels.recurrence.recurrence`` with these names."""
 
     slots: Tensor
     starts: Tensor
@@ -16,14 +16,14 @@ class Batch(NamedTuple):
 
 
 def layer_of(name: str) -> Any:
-    """The layer of that name in the model that runs."""
+    """The layer of this name in the running model."""
     return get_forward_context().no_compile_layers[name]
 
 
 def current(name: str) -> Batch | None:
-    """The batch of the layer of that name, of lightning attention.
+    """The batch of a layer of lightning attention; None in a pass without sequences.
 
-    None in a pass without sequences, as when profiling.
+    Profiling passes have no sequences.
     """
     metadata = _metadata(name)
     if metadata is None:
@@ -35,13 +35,13 @@ def current(name: str) -> Batch | None:
 
 
 class Run(NamedTuple):
-    """A part of a batch that a layer computes in one call.
+    """The sequences of a batch that a layer computes in one call.
 
     Attributes:
-        tokens: ``[t]``, which tokens of the pass are in it; None for all, in the only run.
-        before: ``[N]``, the slots that hold the sequences' states; None where they are those that
-            are written.
-        batch: the sequences, by the slots that are written.
+        tokens: ``[t]``, its tokens of the pass; None for all tokens.
+        before: ``[N]``, the slots that hold the sequences' states; None if they are the slots that
+            the run writes.
+        batch: the sequences, with the slots that the run writes.
     """
 
     tokens: Tensor | None
@@ -50,11 +50,11 @@ class Run(NamedTuple):
 
 
 def runs(name: str) -> list[Run]:
-    """What the layer of that name, of a delta rule, computes in a pass, in this order.
+    """The runs of a delta-rule layer in a pass, in order.
 
     vLLM gives a sequence with drafts a slot for each of its tokens.  A run has one token of each
-    such sequence and leaves the state behind it in the token's own slot, so that the next pass can
-    begin from the last token that was accepted.
+    such sequence and writes the state after it into the token's slot, so that the next pass can
+    begin from the last accepted token.
     """
     metadata = _metadata(name)
     if metadata is None:
@@ -62,10 +62,10 @@ def runs(name: str) -> list[Run]:
     count = metadata.num_decodes + metadata.num_prefills
     if not metadata.num_spec_decodes:
         return [Run(None, None, _of_delta_rule(metadata, count))]
-    found = []
+    result = []
     if count:
         rest = _of_delta_rule(metadata, count)
-        found.append(Run(metadata.non_spec_token_indx.long(), None, rest))
+        result.append(Run(metadata.non_spec_token_indx.long(), None, rest))
     starts, slots = metadata.spec_query_start_loc.long(), metadata.spec_state_indices_tensor.long()
     lengths, tokens = starts.diff(), metadata.spec_token_indx.long()
     accepted = (metadata.num_accepted_tokens.long() - 1).clamp(min=0)  # by the pass before
@@ -76,9 +76,9 @@ def runs(name: str) -> list[Run]:
         count = int(going.sum())
         ones = torch.ones(count, dtype=torch.bool)
         batch = Batch(written[going].int(), torch.arange(count + 1, dtype=torch.int32), ones)
-        found.append(Run(tokens[starts[:-1][going] + step], before[going], batch))
+        result.append(Run(tokens[starts[:-1][going] + step], before[going], batch))
         before = written
-    return found
+    return result
 
 
 def _metadata(name: str) -> Any:

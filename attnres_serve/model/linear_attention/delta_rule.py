@@ -1,7 +1,7 @@
-"""From the projections of a delta-rule layer to the recurrence's output: KDA and Gated DeltaNet.
+"""The core of a delta-rule layer, KDA or Gated DeltaNet, from projections to the output.
 
-One operator of torch's, opaque to a compiler as vLLM's own is: the batch and the cache come from
-vLLM's forward context.
+One torch operator, opaque to a compiler like vLLM's: the batch and the cache come from vLLM's
+forward context.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from vllm.utils.torch_utils import direct_register_custom_op
 from attnres_serve.kernels.recurrence import recurrence, short_convolution
 from attnres_serve.model.linear_attention import batch
 
-EPS = 1e-6  # of the norm of queries and keys, in every implementation
+EPS = 1e-6  # epsilon of the norm of queries and keys, in every implementation
 
 
 def attend(mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, layer: str) -> Tensor:
@@ -36,28 +36,28 @@ def attend(mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, layer: st
 
 
 def _attend(mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, layer: str) -> Tensor:
-    own = batch.layer_of(layer)
+    module = batch.layer_of(layer)
     runs = batch.runs(layer)
     if runs and runs[0].tokens is None:
-        return _run(own, mixed, decay, beta, value_dim, runs[0].batch)
+        return _run(module, mixed, decay, beta, value_dim, runs[0].batch)
     out = _empty(mixed, decay, beta, value_dim, layer).zero_()
     for tokens, before, sequences in runs:
         if before is not None:
-            for cache in own.kv_cache:
+            for cache in module.kv_cache:
                 cache[sequences.slots.long()] = cache[before]
-        given = mixed[tokens], decay[tokens], beta[tokens]
-        out[tokens] = _run(own, *given, value_dim, sequences)
+        run_inputs = mixed[tokens], decay[tokens], beta[tokens]
+        out[tokens] = _run(module, *run_inputs, value_dim, sequences)
     return out
 
 
 def _run(
-    own: Any, mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, sequences: batch.Batch
+    module: Any, mixed: Tensor, decay: Tensor, beta: Tensor, value_dim: int, sequences: batch.Batch
 ) -> Tensor:
-    inputs, state = own.kv_cache
+    inputs, state = module.kv_cache
     if not is_conv_state_dim_first():
         inputs = inputs.transpose(-1, -2)
-    weight = own.conv_weight()
-    inputs = inputs[..., : weight.shape[1] - 1]  # vLLM's kernels keep those of drafts behind them
+    weight = module.conv_weight()
+    inputs = inputs[..., : weight.shape[1] - 1]  # those of drafts come after them
     values = beta.shape[1] * value_dim
     keys = (mixed.shape[1] - values) // 2
     mixed = short_convolution(mixed, weight, inputs, *sequences)

@@ -1,4 +1,4 @@
-"""Gated DeltaNet, where vLLM's C++ cannot run it: a decay for each head.
+"""Gated DeltaNet where vLLM's C++ cannot run: a decay for each head.
 
 decay = exp(-exp(A_log) * softplus(a + dt_bias))
 """
@@ -14,12 +14,12 @@ from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn as stock
 
 from attnres_serve.model.linear_attention import delta_rule
 
-# What vLLM's C++ has loops for.
+# The dtype and head sizes of vLLM's C++.
 STOCK_DTYPE, STOCK_HEAD_DIMS = torch.bfloat16, {64, 128}
 
 
 class QwenGatedDeltaNetAttention(stock.QwenGatedDeltaNetAttention):
-    """vLLM's layer; another core for drafts, other dtypes than bfloat16 and other head sizes."""
+    """vLLM's layer with another core for drafts, other dtypes and other head sizes."""
 
     def __init__(
         self, config: PretrainedConfig, vllm_config: VllmConfig, prefix: str = "", **rest: Any
@@ -31,7 +31,7 @@ class QwenGatedDeltaNetAttention(stock.QwenGatedDeltaNetAttention):
         self._forward_method = self._by_recurrence
 
     def conv_weight(self) -> Tensor:
-        # Loading packs a bfloat16 weight for vLLM's own convolution and leaves it here as it was.
+        # Loading packs a bfloat16 weight for vLLM's convolution and keeps the plain one here.
         convolution: Any = getattr(self.conv1d, "base_layer", self.conv1d)  # LoRA wraps it
         weight: Tensor = getattr(convolution, "_cpu_unpacked_conv_weight", convolution.weight)
         return weight.flatten(1)

@@ -16,11 +16,11 @@ from attnres_serve.model.linear_attention import delta_rule
 
 
 class KimiGatedDeltaNetAttention(stock.KimiGatedDeltaNetAttention):
-    """vLLM's layer with another core; the model's config is read as vLLM's layer reads it."""
+    """vLLM's layer with another core, configured like vLLM's."""
 
     def __init__(self, config: PretrainedConfig, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(config, vllm_config, prefix)
-        # vLLM's own norm is a Triton kernel, and has 1e-5 whatever the checkpoint says.
+        # vLLM's norm is a Triton kernel, with an epsilon of 1e-5 for any checkpoint.
         self.o_norm = RMSNormGated(
             self.head_dim,
             eps=config.rms_norm_eps,

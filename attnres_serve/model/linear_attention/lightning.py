@@ -1,7 +1,7 @@
-"""Lightning attention of Ring-linear: a decay for each head that never changes, and no delta rule.
+"""Lightning attention of Ring-linear: a constant decay for each head, and no delta rule.
 
-vLLM's kernel decays what earlier blocks of 256 tokens and earlier chunks left by one token too
-few.  Here a prompt of any length is computed as it is decoded.
+vLLM's kernel decays the state of earlier blocks of 256 tokens and of earlier chunks by one token
+too few.  Here prefill and decode compute the same for a prompt of any length.
 """
 
 import torch
@@ -17,17 +17,18 @@ from attnres_serve.model.linear_attention import batch
 
 
 class BailingMoELinearAttention(stock.BailingMoELinearAttention):
-    """vLLM's layer; what is behind vLLM's operator for it runs without Triton.
+    """vLLM's layer with a core that runs without Triton.
 
-    A head's state has the shape ``[d, d]`` in the cache.  vLLM's kernels keep keys by values there,
-    this layer values by keys, and nothing else reads it.
+    A head's state in the cache is ``[d, d]``: keys by values in vLLM's kernels, values by keys in
+    this layer.  Nothing else reads it.
     """
 
     def __init__(
         self, config: PretrainedConfig, vllm_config: VllmConfig, prefix: str = "linear_attn"
     ) -> None:
         super().__init__(config, vllm_config, prefix)
-        if vllm_config.num_speculative_tokens:  # of models without sites too, which nothing checks
+        # Also for models without sites, which no rule checks.
+        if vllm_config.num_speculative_tokens:
             raise SettingError(
                 "speculative decoding is not supported on CPU with lightning attention, whose "
                 "state cannot go back; start without --speculative-config."

@@ -1,6 +1,6 @@
 """An independent float64 evaluation of AttnRes language models.
 
-It imports nothing else of ours.
+It imports nothing else of this project.
 """
 
 from attnres_serve.verify.oracle.formats import BASES, add_depth, spec_of

@@ -1,4 +1,4 @@
-"""Edits of the softmax over depth that hold for every token, by what each of them means."""
+"""The meaning of edits of the softmax over depth that hold for every token."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,11 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LEAST = -1e38  # a stored bias below it leaves its source out
+LEAST = -1e38  # a stored bias below it masks its source
 
 
 class Edit(NamedTuple):
-    """An edit of a site: what it does, to which of its sources, and their weights or the scale."""
+    """An edit of a site: its kind, its sources, and their weights or the scale."""
 
     kind: str
     sources: Sequence[int]

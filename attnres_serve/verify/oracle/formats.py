@@ -1,9 +1,9 @@
-"""From a config.json to a ``Spec``, format by format.
+"""The ``Spec`` of a config.json, format by format.
 
-Understood: the house format (`attnres_llama`, `attnres_gated_llama`, `attnres_normed_llama`,
+Supported: the house format (`attnres_llama`, `attnres_gated_llama`, `attnres_normed_llama`,
 `attnres_mistral`, `attnres_qwen2`, `attnres_qwen3`), `llama` with `baseline_mode`, `transformer` of
 FLA, `nanogpt` of BabyLM, `qwen3_ar`,
-`qwen3_attnres` and `llama_attnres` (told apart by the tensors), `qwen3` with the architecture
+`qwen3_attnres` and `llama_attnres` (distinguished by the tensors), `qwen3` with the architecture
 Qwen3BlockAttnResForCausalLM and, with ordinary residuals, `llama`, `mistral`, `qwen2`, `qwen3`.
 """
 
@@ -139,7 +139,7 @@ def _hf_spec(config: Config, base: str) -> Spec:
 
 
 def _window(config: Config, base: str) -> int | None:
-    """The sliding window of every layer, None where there is none."""
+    """The sliding window of every layer, or None."""
     types = set(config.get("layer_types") or ())
     window = config.get("sliding_window", 4096 if base in ("mistral", "qwen2", "qwen3") else None)
     if base.startswith("qwen") and not config.get("use_sliding_window"):
@@ -165,7 +165,7 @@ def _house_spec(config: Config, base: str) -> Spec:
 
 
 def add_depth(spec: Spec, options: Config) -> None:
-    """Let a model without blocks mix as the dictionary `attn_res` of the house format says."""
+    """Add the blocks of the house format's dictionary `attn_res` to a model without blocks."""
     flags = ("final_mix", "cumulative", "recency_bias", "source_bias")
     free = (*flags, "logit_scale", "shared_queries")
     unknown = set(options) - {"block_size", "block_starts", "key_norm_eps", "edits", *free}
@@ -218,7 +218,7 @@ def _mode_spec(config: Config, base: str, tensors: Iterable[str]) -> Spec:
 
 
 def _baseline_mode(config: Config) -> str:
-    """`baseline_mode`, or the older name of it where that says nothing; empty for neither."""
+    """`baseline_mode`, or its older name; empty without either."""
     for key in ("baseline_mode", "residual_baseline"):
         mode = str(config.get(key) or "").strip().lower()
         if mode not in ("", "none", "null"):
@@ -227,7 +227,7 @@ def _baseline_mode(config: Config) -> str:
 
 
 def _baseline_spec(config: Config) -> Spec:
-    """Snapshots of one cumulative sum behind the MLPs that complete enough sublayers."""
+    """Snapshots of one cumulative sum after the MLPs that complete enough sublayers."""
     mode = _baseline_mode(config).replace("-", "_")
     if mode not in ("attnres", "block_attnres", "attention_residual"):
         raise ValueError(f"baseline_mode {mode!r} is not supported")
@@ -252,7 +252,7 @@ def _titan_spec(config: Config) -> Spec:
 
 
 def spec_of(config: Config, tensors: Iterable[str]) -> Spec:
-    """What a config.json says, where need be with the names of the tensors."""
+    """The spec of a config.json, which some formats complete by the names of tensors."""
     kind, architectures = config["model_type"], config.get("architectures")
     if kind == "transformer":
         return _fla_spec(config)

@@ -36,7 +36,7 @@ SMALL = 512  # hidden size
 
 @contextmanager
 def threads_for(hidden: int) -> Iterator[None]:
-    """One thread where matrices are too small to share: a second one can cost tenfold."""
+    """Use one thread for small matrices: a second thread can cost tenfold."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if hidden < SMALL else threads)
     try:
@@ -47,13 +47,13 @@ def threads_for(hidden: int) -> Iterator[None]:
 
 @dataclass
 class Model:
-    """A checkpoint in float64. `weights` is keyed by the format's own tensor names."""
+    """A checkpoint in float64. `weights` is keyed by the format's tensor names."""
 
     spec: Spec
     weights: dict[str, Tensor] = field(repr=False)
 
     def with_spec(self, spec: Spec) -> "Model":
-        """The same tensors, mixed as another specification says."""
+        """The same tensors, mixed by another specification."""
         return replace(self, spec=spec)
 
     def weight(self, role: str, layer: int | None = None, leaf: str = "") -> Tensor:
@@ -68,17 +68,17 @@ class Model:
         return self.spec.eps
 
     def sublayer(self, s: int, h: Tensor) -> Tensor:
-        """y_s: the norm and the sublayer behind what site s mixed, h [tokens, hidden]."""
+        """y_s: the norm and the sublayer after the mix h [tokens, hidden] of site s."""
         return self.apply(s, self.norm(s, h))
 
     def apply(self, s: int, normed: Tensor) -> Tensor:
-        """y_s from what the norm gave, [tokens, hidden]."""
+        """y_s from the norm's output [tokens, hidden]."""
         place = self.spec.layout[s]
         compute = self.spec.sublayers[place.kind]
         return compute(normed, torch.arange(len(normed)), self.weights_of(place))
 
     def norm(self, site: int, h: Tensor) -> Tensor:
-        """The norm that reads what `site` mixed, h [tokens, hidden]."""
+        """The norm of the mix h [tokens, hidden] of `site`."""
         if site == self.spec.final:
             weight = self.weight("final_norm")
         else:
@@ -87,7 +87,7 @@ class Model:
         return rms_norm(h, weight, self.norm_eps(site))
 
     def logits(self, normed: Tensor) -> Tensor:
-        """What the last norm gave, [tokens, hidden] -> [tokens, vocab]."""
+        """The logits [tokens, vocab] from the last norm's output [tokens, hidden]."""
         return normed @ self.weight("embedding" if self.spec.tied else "head").T
 
     def head(self, h: Tensor) -> Tensor:
@@ -132,14 +132,14 @@ class Model:
         return torch.einsum("tn,ntd->td", weights, sources), weights
 
     def normed(self, site: int, x: Tensor, y: Sequence[Tensor]) -> Tensor:
-        """What `site` gives to its sublayer, from the embedding x and the outputs y_0 ..."""
+        """The input of the sublayer of `site`, from the embedding x and the outputs y_0 ..."""
         return self.norm(site, self.mix(site, x, y)[0])
 
-    def given(
+    def from_normed(
         self, ids: Sequence[int], normed: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Embedding, outputs and logits if each norm gives what `normed` says, [tokens, hidden]."""
-        outputs = [self.apply(site, found) for site, found in enumerate(normed[:-1])]
+        """Embedding, outputs and logits with the norms' outputs `normed`, [tokens, hidden] each."""
+        outputs = [self.apply(site, x) for site, x in enumerate(normed[:-1])]
         return self.embed(ids), outputs, self.logits(normed[-1])
 
     def logprobs(self, ids: Sequence[int]) -> Tensor:

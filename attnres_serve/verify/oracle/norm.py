@@ -1,4 +1,4 @@
-"""The norm that all models here have."""
+"""The norm of all models here."""
 
 import torch
 from torch import Tensor

@@ -13,7 +13,7 @@ from attnres_serve.verify.oracle.spec import Spec, site_role
 
 
 def _shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that the checkpoint must hold."""
+    """Name and shape of every tensor that the checkpoint must have."""
     d, names = spec.hidden, spec.names
     shapes: dict[str, tuple[int, ...]] = {names["embedding"]: (spec.vocab, d)}
     shapes[names["final_norm"]] = (d,)
@@ -65,8 +65,8 @@ def load(checkpoint_dir: str | Path) -> Model:
         weights.pop(spec.names["head"], None)
     for name in spec.unread:
         weights.pop(name, None)
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    if found != (wanted := _shapes(spec)):
-        odd = sorted(dict(found.items() ^ wanted.items()))
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if shapes != (expected := _shapes(spec)):
+        odd = sorted(dict(shapes.items() ^ expected.items()))
         raise ValueError(f"missing, unexpected or misshapen tensors: {odd}")
     return Model(spec, weights)

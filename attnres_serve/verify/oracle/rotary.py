@@ -1,4 +1,4 @@
-"""Rotary embedding in float64, of every type that is served; a part of ``oracle``.
+"""Rotary embedding in float64, of every served type.
 
 The types and their parameters are those of Hugging Face's ``rope_parameters`` (in older files
 ``rope_scaling``): default, linear, llama3 and yarn (arXiv 2309.00071).
@@ -15,10 +15,10 @@ Rope = Mapping[str, Any]  # rope_type, rope_theta and the type's own parameters
 
 
 def rope_of(config: Mapping[str, Any]) -> Rope:
-    """What a config.json of the Hugging Face families says of its rotary embedding.
+    """The rotary embedding in a config.json of Hugging Face's families.
 
     Raises:
-        ValueError: a type or a parameter that is not known here.
+        ValueError: a type or a parameter is unknown here.
     """
     stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
     theta = stated.get("rope_theta", config.get("rope_theta"))
@@ -48,22 +48,22 @@ def rotate(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
 
 
 def _stretches(rope: Rope) -> bool:
-    """Whether this is yarn beyond the trained length, which also scales what it rotates."""
+    """Whether this is yarn beyond the trained length, which also scales its output."""
     return rope["rope_type"] == "yarn" and bool(rope["factor"] > 1)
 
 
 def _frequencies(rope: Rope, dim: int) -> Tensor:
     """Radians per position for each of the ``dim / 2`` pairs."""
     theta = rope["rope_theta"]
-    own = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    plain = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     if rope["rope_type"] == "default":
-        return own
-    slow = own / rope["factor"]
+        return plain
+    slow = plain / rope["factor"]
     if rope["rope_type"] == "linear":
         return slow
     trained = rope["original_max_position_embeddings"]
     if rope["rope_type"] == "llama3":
-        turns = trained * own / (2 * math.pi)  # in the trained length
+        turns = trained * plain / (2 * math.pi)  # in the trained length
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
         keep = ((turns - low) / (high - low)).clamp(0, 1)
     else:
@@ -74,7 +74,7 @@ def _frequencies(rope: Rope, dim: int) -> Tensor:
         low, high = max(math.floor(low), 0), min(math.ceil(high), dim - 1)
         pairs = torch.arange(dim // 2, dtype=torch.float64)
         keep = 1 - ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
-    return keep * own + (1 - keep) * slow
+    return keep * plain + (1 - keep) * slow
 
 
 _PARAMETERS = {

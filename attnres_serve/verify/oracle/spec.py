@@ -1,4 +1,4 @@
-"""What a checkpoint computes, free of any format's spelling."""
+"""The specification of a model, independent of formats."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from attnres_serve.verify.oracle.sublayers.sublayer import Sublayer
 
 
 class Place(NamedTuple):
-    """Where a sublayer stands and of which kind it is."""
+    """The layer and the kind of a sublayer."""
 
     layer: int
     kind: str
@@ -21,19 +21,20 @@ Layout = tuple[Place, ...]
 
 @dataclass
 class Spec:
-    """What a checkpoint computes, free of any format's spelling.
+    """The specification of a model, independent of formats.
 
     Attributes:
-        names: the format's names of tensors. A kind ``k`` of sublayers has ``k``, the prefix of its
-            own tensors, and ``k_norm``, with Attention Residuals also ``k_query`` and ``k_key``.
+        names: the format's names of tensors. A kind ``k`` of sublayers has ``k``, the prefix of the
+            names of its tensors, and ``k_norm``, with Attention Residuals also ``k_query`` and
+            ``k_key``.
         layout: every sublayer in the order in which they run.
-        sublayers: by kind the object that computes it.
-        leaves: the format's names of linears that it does not call as Hugging Face does.
-        block_starts: numbers of sublayers; None: ordinary residuals.
-        shared_queries: "layer" or "block": the sites of one have one query.
-        embedding_scale: what embeddings are multiplied by.
-        unread: tensors that the checkpoint may hold and that nothing reads.
-        edits: by sites.
+        sublayers: the object that computes a kind, by kind.
+        leaves: the format's names of linears that differ from Hugging Face's.
+        block_starts: numbers of sublayers; None: standard residuals.
+        shared_queries: "layer" or "block": the sites of one share a query.
+        embedding_scale: the factor of embeddings.
+        unread: tensors that the checkpoint may have and that nothing reads.
+        edits: the edits by site.
     """
 
     names: dict[str, str]
@@ -62,7 +63,7 @@ class Spec:
 
     @property
     def final(self) -> int:
-        """The number of the site behind the last sublayer."""
+        """The number of the site after the last sublayer."""
         return len(self.layout)
 
     @property
@@ -74,12 +75,12 @@ class Spec:
     def tensor_name(self, place: Place, leaf: str) -> str:
         """The checkpoint's name of a tensor of a sublayer, such as ``q_proj.weight``."""
         linear, dot, last = leaf.rpartition(".")
-        own = self.leaves.get(linear, linear)
-        return self.names[place.kind].format(place.layer) + own + dot + last
+        stored = self.leaves.get(linear, linear)
+        return self.names[place.kind].format(place.layer) + stored + dot + last
 
 
 def alike(layers: int, kinds: Sequence[str]) -> Layout:
-    """The layout of a model whose layers all have these sublayers."""
+    """The layout of a model with these sublayers in every layer."""
     return tuple(Place(layer, kind) for layer in range(layers) for kind in kinds)
 
 
@@ -104,7 +105,7 @@ def first_site(layout: Layout, layer: int) -> int:
 def check_starts(starts: Sequence[int], sublayers: int, closes: bool = False) -> tuple[int, ...]:
     """`starts` as a tuple, or a ValueError: they must rise from 0 and stay below `sublayers`.
 
-    With `closes` the last may be `sublayers` itself: a copy that the final site alone reads.
+    With `closes` the last may be `sublayers`: a copy that only the final site reads.
     """
     starts = tuple(starts)
     rising = all(a < b for a, b in pairwise(starts))
@@ -120,7 +121,7 @@ def source_spans(starts: Sequence[int], site: int) -> list[tuple[int, int]]:
 
 
 def site_role(spec: Spec, site: int) -> tuple[str, int | None]:
-    """Under which role and layer the query and key norm of `site` are stored."""
+    """The role and the layer of the stored query and key norm of `site`."""
     if site == spec.final:
         return "final", None
     if spec.shared_queries == "layer":

@@ -1,7 +1,7 @@
-"""Hugging Face's own model in float64, made an AttnRes model from outside.
+"""Hugging Face's model in float64, with AttnRes added by hooks.
 
-It judges every family that Hugging Face has, whatever its sublayers compute. It imports nothing
-else of ours but the hand-written oracle, whose equations of the mix it shares.
+It is the reference of every family that Hugging Face has, whatever its sublayers compute. Of this
+project it imports only the hand-written oracle, whose equations of the mix it shares.
 """
 
 from attnres_serve.verify.rewritten.model import Rewritten, Site

@@ -1,4 +1,4 @@
-"""Whether the stream of a model is the sum that rewriting takes it for."""
+"""The check that the residual stream of a model is a plain sum, which rewriting assumes."""
 
 import torch
 
@@ -8,10 +8,10 @@ _BOUND = 1e-9  # of the stream's largest number; float64 loses about 1e-15
 
 
 def require_additive(model: Rewritten) -> None:
-    """Raise unless sublayers read their norms alone and the stream only adds their outputs.
+    """Raise unless sublayers read only their norms, and the stream only adds their outputs.
 
-    Where every norm gives what it gave before, a shift of the embedding then arrives unchanged at
-    every norm. With zero queries such a model is the plain one, as its norms do not see a scale.
+    With fixed outputs of all norms, a shift of the embedding then arrives unchanged at every norm.
+    With zero queries such a model equals the plain one, because norms do not depend on a scale.
 
     Raises:
         ValueError: the class scales, norms or reads the stream elsewhere.

@@ -1,4 +1,4 @@
-"""A checkpoint in Hugging Face's class and float64."""
+"""A checkpoint in Hugging Face's class, in float64."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ _UNREAD = ("architectures", "model_type", "attn_res")
 
 
 def config(model_type: str, stated: Mapping[str, Any]) -> Any:
-    """Hugging Face's configuration of a model type, from a config.json of this or our type.
+    """Hugging Face's configuration of a model type, from a config.json.
 
     Raises:
         ValueError: Hugging Face has no such class.
@@ -21,35 +21,35 @@ def config(model_type: str, stated: Mapping[str, Any]) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    # By the name of the class: other packages register theirs for some types, as fla for mamba2.
+    # By the name of the class: other packages register classes for some types, like fla for mamba2.
     if model_type not in CONFIG_MAPPING_NAMES:
         raise ValueError(f"Hugging Face has no model type {model_type!r}")
-    # Where no token for padding is stated, a class' own may lie beyond a small vocabulary.
+    # The default padding token of a class may be beyond a small vocabulary.
     read = {"pad_token_id": None} | {k: v for k, v in stated.items() if k not in _UNREAD}
-    own = getattr(transformers, CONFIG_MAPPING_NAMES[model_type]).from_dict(read)
-    if type(own) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    built = getattr(transformers, CONFIG_MAPPING_NAMES[model_type]).from_dict(read)
+    if type(built) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"Hugging Face has no language model of the type {model_type!r}")
-    own._attn_implementation = own._experts_implementation = "eager"
-    return own
+    built._attn_implementation = built._experts_implementation = "eager"
+    return built
 
 
-def build(own: Any, weights: Mapping[str, Tensor]) -> Any:
-    """The causal language model, loaded by its class' own rules for names and experts.
+def build(config: Any, weights: Mapping[str, Tensor]) -> Any:
+    """The causal language model, loaded by the rules of its class for names and experts.
 
     Args:
-        own: Hugging Face's configuration.
+        config: Hugging Face's configuration.
         weights: every tensor, by its name in a checkpoint.
 
     Raises:
-        ValueError: the class wants other tensors.
+        ValueError: the class needs other tensors.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    cls = wide_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(own)])
+    cls = wide_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     model, report = cls.from_pretrained(
         None,
-        config=own,
-        state_dict=_needed(own, weights),
+        config=config,
+        state_dict=_needed(config, weights),
         dtype=torch.float64,
         output_loading_info=True,
     )
@@ -58,10 +58,10 @@ def build(own: Any, weights: Mapping[str, Tensor]) -> Any:
     return in_float64(model.eval())
 
 
-def _needed(own: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors without those of layers behind the last, which predict further tokens."""
-    last = own.num_hidden_layers
-    further = range(last, last + (getattr(own, "num_nextn_predict_layers", 0) or 0))
+def _needed(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors without those of draft layers after the last layer."""
+    last = config.num_hidden_layers
+    further = range(last, last + (getattr(config, "num_nextn_predict_layers", 0) or 0))
     behind = tuple(f"model.layers.{layer}." for layer in further)
     return {name: tensor for name, tensor in weights.items() if not name.startswith(behind)}
 

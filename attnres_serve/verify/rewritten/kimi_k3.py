@@ -1,12 +1,12 @@
-"""Kimi K3 in float64: Hugging Face's Kimi Linear with what Kimi K3 has beside it.
+"""Kimi K3 in float64: Hugging Face's Kimi Linear with the additions of Kimi K3.
 
 Full-rank gate: the gate of KDA is one projection, not two.
 Lower bound b: log decay = b sigmoid(exp(A_log) (f + dt_bias)), where without one it is
 -exp(A_log) softplus(f + dt_bias).
 Output gate of latent attention: its heads' outputs times sigmoid(g_proj x), before o_proj.
-SiTU: beta tanh(g / beta) sigmoid(g) * c tanh(u / c), with c = inf where no c is stated.
-Latent: experts read routed_expert_down_proj x; what they give, weighted and summed, is normed and
-goes through routed_expert_up_proj. Routers and shared experts read x.
+SiTU: beta tanh(g / beta) sigmoid(g) * c tanh(u / c), with c = inf by default.
+Latent: experts read routed_expert_down_proj x; the weighted sum of their outputs is normed and goes
+through routed_expert_up_proj. Routers and shared experts read x.
 """
 
 import re
@@ -28,16 +28,16 @@ BOUND, FULL_RANK = "gate_lower_bound", "use_full_rank_gate"
 _FORGET = re.compile(r"\.self_attn\.(f_a_proj|f_b_proj|dt_bias|A_log)")
 _FURTHER = "num_nextn_predict_layers"
 
-Act = Callable[[Tensor, Tensor], Tensor]  # of the gate and of what it gates
+Act = Callable[[Tensor, Tensor], Tensor]  # of the gate and the gated value
 
 
 def text_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of the language model, which may be a part of the whole one."""
+    """The config.json of the language model, which may be an object within the whole one."""
     return config["text_config"] if config["model_type"] == NAME else config
 
 
-def is_meant(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json says more than Hugging Face's class of Kimi Linear knows."""
+def is_kimi_k3(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json states more than Hugging Face's class of Kimi Linear supports."""
     if (linear := config.get("linear_attn_config")) is None:
         return False
     stated = [*map(config.get, KEYS), linear.get(BOUND), linear.get(FULL_RANK)]
@@ -46,32 +46,32 @@ def is_meant(config: Mapping[str, Any]) -> bool:
 
 
 def readable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a config.json Hugging Face's class reads."""
+    """The part of a config.json that Hugging Face's class reads."""
     kept = {key: value for key, value in config.items() if key not in KEYS and value is not None}
     dense = {"first_k_dense_replace": config["num_hidden_layers"]}
     return kept | {"hidden_act": "silu"} | (dense if config.get("num_experts") is None else {})
 
 
 def of_the_text(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of the language model by its own names, without those for images."""
-    own = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
+    """The tensors of the language model by their names in it, without those for images."""
+    text = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
     images = ("vision_tower.", "mm_projector.")
-    return {name: tensor for name, tensor in own.items() if not name.startswith(images)}
+    return {name: tensor for name, tensor in text.items() if not name.startswith(images)}
 
 
-def build(stated: Mapping[str, Any], own: Any, weights: Mapping[str, Tensor]) -> Any:
+def build(stated: Mapping[str, Any], config: Any, weights: Mapping[str, Tensor]) -> Any:
     """The causal language model.
 
     Args:
         stated: its config.json.
-        own: Hugging Face's configuration of ``readable(stated)``.
-        weights: every tensor but those of sites, by its name in a checkpoint.
+        config: Hugging Face's configuration of ``readable(stated)``.
+        weights: every tensor except those of sites, by its name in a checkpoint.
 
-    Raises:
-        ValueError: the model wants other tensors.
+        Raises:
+            ValueError: the model needs other tensors.
     """
     kimi = wide_module("transformers.models.kimi_linear.modeling_kimi_linear")
-    model = kimi.KimiLinearForCausalLM(own)
+    model = kimi.KimiLinearForCausalLM(config)
     linear, act = stated["linear_attn_config"], _act(stated)
     for layer in model.model.layers:
         if hasattr(layer.self_attn, "o_norm"):
@@ -81,7 +81,7 @@ def build(stated: Mapping[str, Any], own: Any, weights: Mapping[str, Tensor]) ->
         if hasattr(layer.mlp, "experts"):
             layer.mlp = Mixture(stated, layer.mlp.gate, act)
         else:
-            layer.mlp = GatedMLP(own.hidden_size, own.intermediate_size, act, NAMES)
+            layer.mlp = GatedMLP(config.hidden_size, config.intermediate_size, act, NAMES)
     model = in_float64(model.eval())
     try:
         model.load_state_dict(_by_modules(stated, weights))
@@ -173,25 +173,25 @@ def _change_delta(attention: Any, linear: Mapping[str, Any]) -> None:
 
 
 def _gate_output(attention: Any) -> None:
-    given: list[Tensor] = []
+    inputs: list[Tensor] = []
     attention.g_proj = nn.Linear(
         attention.hidden_size, attention.num_heads * attention.v_head_dim, bias=False
     )
     attention.register_forward_pre_hook(
-        lambda _, __, named: given.append(named["hidden_states"]), with_kwargs=True
+        lambda _, __, named: inputs.append(named["hidden_states"]), with_kwargs=True
     )
     attention.o_proj.register_forward_pre_hook(
-        lambda _, args: (args[0] * torch.sigmoid(attention.g_proj(given.pop())),)
+        lambda _, args: (args[0] * torch.sigmoid(attention.g_proj(inputs.pop())),)
     )
 
 
 def _by_modules(stated: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors by the names of modules, without those of layers behind the last."""
+    """The tensors by the names of modules, without those of draft layers after the last layer."""
     layers, linear = stated["num_hidden_layers"], stated["linear_attn_config"]
     behind = range(layers, layers + (stated.get(_FURTHER) or 0))
     left = tuple(f"model.layers.{layer}." for layer in behind)
     full_rank = tuple(f"model.layers.{n - 1}.self_attn.g_proj." for n in linear["kda_layers"])
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if name.startswith(left):
             continue
@@ -205,5 +205,5 @@ def _by_modules(stated: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dic
         elif name.endswith(".A_log"):
             tensor = tensor.view(1, 1, -1, 1)
         name = _FORGET.sub(r".self_attn.forget_gate.\1", name)
-        found[name.replace(".block_sparse_moe.", ".mlp.")] = tensor
-    return found
+        renamed[name.replace(".block_sparse_moe.", ".mlp.")] = tensor
+    return renamed

@@ -1,11 +1,11 @@
 """The residual stream of a Hugging Face model, rewritten by hooks on the norms of its sites.
 
-The stream stays the plain sum x_s of the embedding and what the sublayers gave. So, whatever is
-inside a sublayer (norms on its output, multipliers, experts, any mixer), its output is
+The stream stays the plain sum x_s of the embedding and the sublayers' outputs. So the output of a
+sublayer, with any norms on its output, multipliers, experts or mixers, is
 
     y_s = x_(s+1) - x_s
 
-and the norm of a site is given the mix of the outputs so far in the place of x_s.
+and the norm of a site reads the mix of the outputs so far instead of x_s.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from attnres_serve.verify import oracle
 from attnres_serve.verify.rewritten import hugging_face
 
-Mix = Callable[[int, list[Tensor]], Tensor]  # of a site and the stream before each site so far
+Mix = Callable[[int, list[Tensor]], Tensor]  # from a site and the stream before each site so far
 
 
 class Site(NamedTuple):
-    """A sublayer, and the path below the decoder of the norm before it."""
+    """A sublayer, and the path of the norm before it, relative to the decoder."""
 
     layer: int
     kind: str
@@ -33,10 +33,10 @@ class Site(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a model did with a sequence of ``T`` tokens.
+    """The tensors of a model for a sequence of ``T`` tokens.
 
     Attributes:
-        stream: before each norm ``[T, hidden]``.
+        stream: the stream before each norm, ``[T, hidden]``.
         logits: ``[T, vocabulary]``.
     """
 
@@ -45,20 +45,20 @@ class Run(NamedTuple):
 
     @property
     def outputs(self) -> list[Tensor]:
-        """Of each sublayer, ``[T, hidden]``."""
+        """The output of each sublayer, ``[T, hidden]``."""
         return [after - before for before, after in pairwise(self.stream)]
 
 
 @dataclass
 class Rewritten:
-    """A checkpoint in float64; without block starts in ``spec`` the untouched model.
+    """A checkpoint in float64; without block starts in ``spec`` the unchanged model.
 
     Attributes:
         config: Hugging Face's configuration.
-        norms: the path below the decoder of the norm of every site, the final one last.
-        spec: how sites mix; its sublayers are not known.
+        norms: the paths of all sites' norms relative to the decoder, the final one last.
+        spec: the sites; its sublayers are unknown.
         weights: all tensors by their names in the checkpoint, in float64.
-        build: makes Hugging Face's model of its configuration and the tensors beside sites'.
+        build: makes Hugging Face's model from its configuration and the tensors without sites'.
     """
 
     config: Any
@@ -75,7 +75,7 @@ class Rewritten:
         return self.build(self.config, base)
 
     def with_spec(self, spec: oracle.Spec) -> "Rewritten":
-        """The same tensors, mixed as another specification says; Hugging Face's model is shared."""
+        """The same tensors, mixed by another specification; Hugging Face's model is shared."""
         other = replace(self, spec=spec)
         other.__dict__["hf"] = self.hf
         return other
@@ -85,7 +85,7 @@ class Rewritten:
         """The norm of every site.
 
         Raises:
-            ValueError: the class has no norm of such a name.
+            ValueError: the class has no norm of this name.
         """
         embedding = self.hf.get_input_embeddings()
         (decoder,) = (part for part in self.hf.children() if embedding in part.modules())
@@ -100,11 +100,11 @@ class Rewritten:
         return oracle.Model(self.spec, self.weights)
 
     def mix(self, site: int, x: Tensor, y: Sequence[Tensor]) -> Tensor:
-        """What the norm of a site reads, from the embedding x and the outputs y_0 ..."""
+        """The input of the norm of a site, from the embedding x and the outputs y_0 ..."""
         return self.depth.mix(site, x, y)[0]
 
     def normed(self, site: int, x: Tensor, y: Sequence[Tensor]) -> Tensor:
-        """What a site gives to its sublayer, from the embedding x and the outputs y_0 ..."""
+        """The input of the sublayer of a site, from the embedding x and the outputs y_0 ..."""
         normed: Tensor = self.modules[site](self.mix(site, x, y))
         return normed
 
@@ -113,15 +113,15 @@ class Rewritten:
         mixes = self.spec.block_starts is not None
         return self.run(ids, mix=self.mixed if mixes else None).logits.log_softmax(-1)
 
-    def given(
+    def from_normed(
         self, ids: Sequence[int], normed: Sequence[Tensor]
     ) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Embedding, outputs and logits if each norm gives what ``normed`` says, [T, hidden]."""
+        """Embedding, outputs and logits with the norms' outputs ``normed``, [T, hidden] each."""
         run = self.run(ids, normed=normed)
         return run.stream[0], run.outputs, run.logits
 
     def mixed(self, site: int, stream: list[Tensor]) -> Tensor:
-        """What the norm of a site reads, from the stream before each site so far."""
+        """The input of the norm of a site, from the stream before each site so far."""
         return self.mix(site, stream[0], Run(stream, stream[0]).outputs)
 
     @torch.inference_mode()
@@ -135,9 +135,9 @@ class Rewritten:
         """One evaluation.
 
         Args:
-            ids: tokens.
-            mix: gives what each norm reads; None: what the class gives it.
-            normed: what each norm gives; None: what it computes.
+            ids: token ids.
+            mix: computes the input of each norm; None: the class does.
+            normed: the output of each norm; None: the norm computes it.
             shift: ``[T, hidden]``, added to the embedding.
         """
         stream: list[Tensor] = []

@@ -1,9 +1,9 @@
 """Hugging Face's classes recompiled for float64.
 
-Their norms, routers, softmaxes and rotary tables ask for float32 by name. The source of a class'
-module is compiled once more with float64 in its place and runs as a module of its own, so that
-the imported one stays as it is. Optional packages of Triton kernels, which have no float64, are
-taken out of it in the same way.
+Their norms, routers, softmaxes and rotary tables use float32 by name. The source of a class' module
+is compiled again with float64 instead and runs as a separate module, so that the imported one is
+not changed. Optional packages of Triton kernels, which have no float64, are removed in the same
+way.
 """
 
 import ast
@@ -15,10 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# Modules that cast, and are recompiled along with what imports them.
+# Modules that cast; they are recompiled together with the modules that import them.
 _CASTS = re.compile(r"transformers\.(modeling_rope_utils|models\.\w+\.modeling_\w+)")
-_FLOAT32 = ("float32", "float")  # of torch
-# Calls that would bring kernels of fla, causal_conv1d, mamba_ssm or kernels, and their answers.
+_FLOAT32 = ("float32", "float")  # names in torch
+# Calls that would enable kernels of fla, causal_conv1d, mamba_ssm or kernels, and their results.
 _KERNELS = {
     "is_flash_linear_attention_available": False,
     "is_causal_conv1d_available": False,
@@ -26,7 +26,7 @@ _KERNELS = {
     "is_mamba_2_ssm_available": False,
     "lazy_load_kernel": None,
 }
-_KERNEL_DECORATOR = "use_kernel_func_from_hub"  # how the names of the decorators begin
+_KERNEL_DECORATOR = "use_kernel_func_from_hub"  # the prefix of the decorators' names
 
 
 def wide_class(cls: type) -> Any:
@@ -49,11 +49,11 @@ def wide_module(name: str) -> ModuleType:
 
 
 class _Widen(ast.NodeTransformer):
-    """Reads float64 for float32, and nothing for optional kernels.
+    """Replaces float32 by float64, and removes optional kernels.
 
     Attributes:
-        package: that of the module.
-        imported: what the module imports from recompiled ones, by its names there.
+        package: the package of the module.
+        imported: the module's imports from recompiled modules, by name.
     """
 
     def __init__(self, package: str) -> None:

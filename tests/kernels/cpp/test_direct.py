@@ -135,9 +135,15 @@ def test_what_the_call_cannot_read_goes_to_the_operator(graph: Callable) -> None
 
 
 @pytest.mark.parametrize(
-    ("missing", "named"), [("ENTRY", "of_another_library"), ("TORCH", "2.12.")]
+    ("missing", "named", "problem"),
+    [
+        ("ENTRY", "of_another_library", "compiled without Python's headers."),
+        ("TORCH", "2.12.", "direct calls are for torch 2.12, and this is "),
+    ],
 )
-def test_without_direct_calls(missing: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_direct_calls(
+    missing: str, named: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As compiled without Python's headers, or with another torch, no code is generated for them.
 
     Code that was generated elsewhere for direct calls calls the operators.
@@ -146,8 +152,10 @@ def test_without_direct_calls(missing: str, named: str, monkeypatch: pytest.Monk
         monkeypatch.delitem(CUSTOM_EXTERN_KERNEL_CODEGEN, cpp_direct.operator(name))
         monkeypatch.setitem(cpp_direct.calls, name, partial(cpp_direct._by_operator, name))
     monkeypatch.setattr(cpp_direct, missing, named)
+    monkeypatch.setattr(cpp_direct, "problem", None)
     library = next(Path(path) for path in torch.ops.loaded_libraries if "cpp_operators" in path)
     cpp_direct.install(library)
+    assert problem in str(cpp_direct.problem)
     assert not CUSTOM_EXTERN_KERNEL_CODEGEN.keys() & {*map(cpp_direct.operator, cpp_direct.NAMES)}
     layout = cpp_direct.layout(in_place.HIDDEN, in_place.SLOTS, torch.float32, torch.float32)
     for name, given in arguments(5, in_place.HIDDEN, torch.float32).items():

@@ -33,6 +33,7 @@ from ideal_sites import ideal_sites
 from rounded import divergence, part_losses, rounded_model
 from torch import Tensor
 
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.verify import compare, oracle
 
 
@@ -45,7 +46,8 @@ def run(job: dict[str, Any]) -> Any:
     if job.get("judge") == "rounded":
         return losses(served, reference, job)
     if job["dtype"] == "float32":
-        model = compare.reference(reference)
+        parsed = check_folder(reference).translated(str(reference))
+        model = compare.reference(reference, parsed)
         return asdict(compare.verify(served, model, job["prompts"], job["chosen"]))
     load = tiny_sites.load if job.get("judge") == "family" else oracle.load
     with torch.inference_mode():

@@ -16,12 +16,12 @@ class Attention(Sublayer):
     """Causal grouped-query attention, in a sliding window or over the whole past.
 
     Attributes:
-        window: tokens that a query sees, itself among them; None: all.
-        qk_norm_eps: of the norms of each head's queries and keys; None: there are no such norms.
-        norms_rotated_keys: whether keys are rotated first and normed then; queries never are.
+        window: number of tokens that a query sees, including its own; None: all.
+        qk_norm_eps: epsilon of the norms of each head's queries and keys; None: no such norms.
+        norms_rotated_keys: whether keys are normed after the rotation; queries never are.
         qkv_bias: whether q_proj, k_proj and v_proj have biases.
-        output_bias: whether o_proj has one.
-        fused_qkv: c_attn gives queries, keys and values one after the other.
+        output_bias: whether o_proj has a bias.
+        fused_qkv: whether c_attn computes queries, keys and values side by side.
     """
 
     heads: int

@@ -1,4 +1,4 @@
-"""What every kind of sublayer provides, and how it reaches its weights."""
+"""The interface of sublayers, and their access to weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ class Weights:
     """The tensors of one sublayer of one layer, by Hugging Face's names within it.
 
     Attributes:
-        tensors: the checkpoint's, in float64.
+        tensors: the checkpoint's tensors, in float64.
         name_of: the checkpoint's name for a name within the sublayer, such as ``q_proj.weight``.
     """
 
@@ -44,7 +44,7 @@ class Sublayer(ABC):
         Args:
             x: [tokens, hidden], float64: the residual stream after the norm of the sublayer.
             positions: [tokens], int64, rising.
-            weights: those of one layer.
+            weights: the weights of one layer.
         """
 
 

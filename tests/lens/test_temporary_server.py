@@ -15,7 +15,7 @@ from serving import DEMO, ROOT, environment, run_module
 import attnres_serve
 from attnres_serve import cli
 from attnres_serve.errors import SettingError
-from attnres_serve.lens import ask, own_server
+from attnres_serve.lens import ask, temporary_server
 from attnres_serve.server import launcher
 from attnres_serve.start import events
 from attnres_serve.start.ends import how_it_ended
@@ -127,9 +127,9 @@ def is_gone(pid: int) -> bool:
 
 def test_it_is_started_and_stopped(stand_in):
     """With our flags first, those that are given after them, and its place last."""
-    with own_server.running("serves", ["--dtype=half", "--max-trace-tokens=9"]) as server:
+    with temporary_server.running("serves", ["--dtype=half", "--max-trace-tokens=9"]) as server:
         found = given(stand_in)
-        assert server.key == found["key"] and len(server.key) > 30 and server.is_own
+        assert server.key == found["key"] and len(server.key) > 30 and server.is_temporary
         words = found["words"]
     assert words[:2] == ["serve", "serves"]
     assert words.index("--dtype=half") > words.index("--enforce-eager")
@@ -144,20 +144,20 @@ def test_it_is_started_and_stopped(stand_in):
 def test_variables_are_those_of_another_server(stand_in, monkeypatch):
     """A key of a file would replace the one that it is asked with."""
     monkeypatch.setenv("ATTNRES_API_KEY_FILE", "keys")
-    with own_server.running("serves", []):
+    with temporary_server.running("serves", []):
         assert given(stand_in)["variables"] == ["ATTNRES_SERVE_EVENTS", "ATTNRES_SERVE_RECORD"]
 
 
 def test_each_phase_is_shown_as_it_begins(stand_in):
     shown: list[str] = []
-    with own_server.running("tells", [], show=shown.append):
+    with temporary_server.running("tells", [], show=shown.append):
         begun = [line.removeprefix("starting a server: ") for line in shown]
     assert [*dict.fromkeys(begun)] == [*events.PHASES.values()]
 
 
 def test_serve_knows_its_flags(stand_in, monkeypatch):
     pytest.importorskip("vllm")
-    with own_server.running("serves", []):
+    with temporary_server.running("serves", []):
         words = given(stand_in)["words"]
     asked = []
     monkeypatch.setattr(launcher, "serve", lambda *given: asked.append(given))
@@ -166,14 +166,14 @@ def test_serve_knows_its_flags(stand_in, monkeypatch):
 
 
 @pytest.mark.parametrize("flags", [["--served-model-name", "x"], ["--served-model-name=x"]])
-def test_a_name_that_is_given(flags, stand_in):
-    with own_server.running("serves", flags):
+def test_a_served_model_name(flags, stand_in):
+    with temporary_server.running("serves", flags):
         assert [word for word in given(stand_in)["words"] if "=serves" in word] == []
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SettingError])
-def test_it_is_stopped_whatever_happens(error, stand_in):
-    with pytest.raises(error), own_server.running("serves", []):
+def test_it_is_stopped_after_any_error(error, stand_in):
+    with pytest.raises(error), temporary_server.running("serves", []):
         raise error("something else")
     assert (stand_in / "stopped").exists() and is_gone(given(stand_in)["pid"])
     assert logs_of(stand_in) == []
@@ -188,14 +188,14 @@ def test_it_is_stopped_whatever_happens(error, stand_in):
         ("starts", signal.SIGKILL),
     ],
 )
-def test_it_ends_with_whoever_started_it(name, number, stand_in, tmp_path):
+def test_it_ends_with_its_parent(name, number, stand_in, tmp_path):
     """Whether it starts or serves, and however that one ends."""
     script = f"""
 import signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
-from attnres_serve.lens import own_server
+from attnres_serve.lens import temporary_server
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
-with own_server.running({name!r}, []):
+with temporary_server.running({name!r}, []):
     print("serves", flush=True)
     time.sleep(600)
 """
@@ -221,9 +221,9 @@ with own_server.running({name!r}, []):
         caller.stdout.close()
 
 
-def test_what_it_refuses_is_its_sentence(stand_in):
+def test_its_refusal_is_the_message(stand_in):
     sentence = r"^nothing such is there; give another\.$"
-    with pytest.raises(SettingError, match=sentence), own_server.running("refuses", []):
+    with pytest.raises(SettingError, match=sentence), temporary_server.running("refuses", []):
         pytest.fail("it did not start")
     assert logs_of(stand_in) == []
 
@@ -237,7 +237,7 @@ def test_what_it_refuses_is_its_sentence(stand_in):
     ],
 )
 def test_a_start_that_fails_has_a_reason_and_a_log(name, reason, stand_in):
-    with pytest.raises(SettingError) as failed, own_server.running(name, []):
+    with pytest.raises(SettingError) as failed, temporary_server.running(name, []):
         pytest.fail("it did not start")
     (log,) = logs_of(stand_in)
     assert str(failed.value) == f"the server of {name} did not start: {reason} Its log is {log}."
@@ -245,7 +245,7 @@ def test_a_start_that_fails_has_a_reason_and_a_log(name, reason, stand_in):
 
 def test_a_start_that_fails_and_says_why_has_one_log(stand_in):
     """That of the start, which the server names."""
-    with pytest.raises(SettingError) as failed, own_server.running("fails", []):
+    with pytest.raises(SettingError) as failed, temporary_server.running("fails", []):
         pytest.fail("it did not start")
     assert str(failed.value) == (
         "the server of fails did not start: no room; its log is /tmp/start.log."
@@ -253,11 +253,14 @@ def test_a_start_that_fails_and_says_why_has_one_log(stand_in):
     assert logs_of(stand_in) == []
 
 
-def test_serve_tells_what_it_refuses(tmp_path, monkeypatch):
+def test_refusals_of_serve_are_passed_on(tmp_path, monkeypatch):
     """The command itself, through its supervisor, and not the words that it shows."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "model").mkdir()
-    with pytest.raises(SettingError) as refused, own_server.running(str(tmp_path / "model"), []):
+    with (
+        pytest.raises(SettingError) as refused,
+        temporary_server.running(str(tmp_path / "model"), []),
+    ):
         pytest.fail("it did not start")
     assert str(refused.value).startswith(f"{tmp_path / 'model'} has no config.json")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -268,7 +271,7 @@ def test_serve_tells_what_it_refuses(tmp_path, monkeypatch):
     [("serves", "The trace failed."), ("dies", "the server ended while it was asked (")],
 )
 def test_a_question_that_fails_has_a_log(name, said, stand_in):
-    with pytest.raises(SettingError) as failed, own_server.running(name, []) as server:
+    with pytest.raises(SettingError) as failed, temporary_server.running(name, []) as server:
         ask.post(server, {"prompt": [3]})
     (log,) = logs_of(stand_in)
     assert str(failed.value).startswith(said)
@@ -287,7 +290,7 @@ def test_a_question_that_fails_has_a_log(name, said, stand_in):
 )
 def test_flags_of_another_place(flags, stand_in):
     sentence = rf"^{flags[0].partition('=')[0]} is for a server that"
-    with pytest.raises(SettingError, match=sentence), own_server.running("serves", flags):
+    with pytest.raises(SettingError, match=sentence), temporary_server.running("serves", flags):
         pytest.fail("it did not start")
     assert not (stand_in / "given").exists()
 
@@ -299,7 +302,7 @@ def test_flags_of_another_place_in_a_file(line, stand_in, tmp_path):
     (file := tmp_path / "serve.yaml").write_text(f"dtype: half\n{line}\n")
     with (
         pytest.raises(SettingError, match=r"^--[a-z-]+ is for a server that"),
-        own_server.running("serves", ["--config", str(file)]),
+        temporary_server.running("serves", ["--config", str(file)]),
     ):
         pytest.fail("it did not start")
     assert not (stand_in / "given").exists()

@@ -1,4 +1,4 @@
-"""What is asked about a text: the fields of a trace that a server, an engine and Python share."""
+"""The options of a trace, shared by the server's route, the command and Python."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from attnres_serve.depth.sites import Site
 from attnres_serve.errors import SettingError
 
 
-class Question(BaseModel):
+class TraceOptions(BaseModel):
     """What is traced of a text, and under which edits."""
 
     model_config = ConfigDict(extra="forbid")
@@ -33,20 +33,20 @@ class Question(BaseModel):
     vectors: bool = Field(False, description="whether the answer is a safetensors file of vectors")
 
 
-def chosen_sites(wanted: Sequence[int] | None, every: Sequence[Site]) -> list[Site]:
-    """The sites that are asked for, ascending.
+def requested_sites(indices: Sequence[int] | None, every: Sequence[Site]) -> list[Site]:
+    """The requested sites, ascending.
 
     Args:
-        wanted: indices; None for all.
+        indices: the requested indices; None for all.
         every: the sites of the model that mix.
 
     Raises:
         SettingError: there is no such site.
     """
-    if wanted is None:
+    if indices is None:
         return list(every)
     known = {site.index: site for site in every}
-    for index in wanted:
+    for index in indices:
         if index not in known:
             raise SettingError(f"There is no site {index}; this model's are 0 to {max(known)}.")
-    return [known[index] for index in sorted(set(wanted))]
+    return [known[index] for index in sorted(set(indices))]

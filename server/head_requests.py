@@ -1,10 +1,10 @@
-"""HEAD wherever there is GET: load balancers and monitors ask by it."""
+"""HEAD for every GET route: load balancers and monitors use it."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class Head:
-    """ASGI middleware: answers HEAD as GET, without the body; FastAPI's routes answer it by 405."""
+class HeadRequests:
+    """ASGI middleware: answers HEAD like GET, without the body; FastAPI's routes answer 405."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

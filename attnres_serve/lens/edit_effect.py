@@ -1,14 +1,14 @@
-"""What an edit changes of what follows, in three lines."""
+"""The effect of edits on the predictions after a token, in three lines."""
 
 from attnres_serve.tracing.answer import Prediction, TraceAnswer
 
 
-def of_logprobs(trace: TraceAnswer, token: int) -> str:
-    """The most probable tokens behind one token, and the mean logprob of the text.
+def lines(trace: TraceAnswer, token: int) -> str:
+    """The most probable tokens after one token, and the mean logprob of the text.
 
     Args:
-        trace: one with logprobs.
-        token: position of the token, which is traced.
+        trace: a trace with logprobs.
+        token: position of a traced token.
     """
     assert trace.logprobs is not None, "a trace with logprobs"
     (text,) = [one.text for one in trace.tokens if one.position == token]
@@ -18,13 +18,13 @@ def of_logprobs(trace: TraceAnswer, token: int) -> str:
         for name, run in runs
         if run
     ]
-    return "\n".join([f"behind token {token}, {text!r}:", *rows])
+    return "\n".join([f"after token {token}, {text!r}:", *rows])
 
 
 def _mean(run: list[Prediction]) -> str:
-    """Of the tokens that follow in the text."""
-    own = [prediction.next for prediction in run if prediction.next is not None]
-    return f"{sum(own) / len(own):.4f}" if own else "none (one token)"
+    """The mean logprob of the next tokens in the text."""
+    logprobs = [prediction.next for prediction in run if prediction.next is not None]
+    return f"{sum(logprobs) / len(logprobs):.4f}" if logprobs else "none (one token)"
 
 
 def _most_probable(run: list[Prediction], token: int) -> str:

@@ -1,4 +1,4 @@
-"""Input of `attnres-serve inspect`: a prompt, edits, or a trace that was written before."""
+"""Inputs of `attnres-serve inspect`: a prompt, texts, edits, or the file of a trace."""
 
 import json
 import sys
@@ -16,17 +16,17 @@ STDIN = "-"
 
 
 def prompt(text: str | None, file: str | None) -> str:
-    """The prompt that ``--prompt`` or ``--prompt-file`` gives, one of which may be ``-`` for stdin.
+    """The prompt of ``--prompt`` or ``--prompt-file``, either of which may be ``-`` for stdin.
 
-    The text of a file is taken as it is, a line break at its end included; a byte order mark is no
-    part of it.
+    The text of a file is used unchanged, including a final line break, but without a byte order
+    mark.
 
     Args:
         text: the value of ``--prompt``.
-        file: that of ``--prompt-file``.
+        file: the value of ``--prompt-file``.
 
     Raises:
-        SettingError: neither, both, an empty prompt, or one that cannot be read.
+        SettingError: there is neither or both, or the prompt is empty or cannot be read.
     """
     if (text is None) == (file is None):
         raise SettingError("give the prompt by --prompt TEXT or --prompt-file FILE, one of them.")
@@ -34,7 +34,7 @@ def prompt(text: str | None, file: str | None) -> str:
     if STDIN in (text, file):
         content = sys.stdin.buffer.read()
         source, text = "the standard input", texts.decoded(content, "the prompt in stdin")
-    elif text is not None:  # with Python's surrogates for bytes that are no text
+    elif text is not None:  # Python's surrogates stand for invalid bytes
         content = text.encode(errors="surrogatepass")
         text = texts.decoded(content, f"the prompt in {source}")
     elif file is not None:
@@ -48,17 +48,17 @@ def prompt(text: str | None, file: str | None) -> str:
 
 
 def data(path: str) -> list[str]:
-    """The texts of ``--data``, each the ``text`` of an object in a line.
+    """The texts of ``--data``: the value of ``text`` in the JSON object of each line.
 
     Raises:
-        SettingError: the file cannot be read, or a line is something else.
+        SettingError: the file cannot be read, or a line has no text.
     """
     try:
         lines = Path(path).read_text("utf-8").split("\n")  # a text may have other line breaks
-        found = [json.loads(line)["text"] for line in lines if line]
-        if not found or not all(isinstance(text, str) and text for text in found):
+        values = [json.loads(line)["text"] for line in lines if line]
+        if not values or not all(isinstance(text, str) and text for text in values):
             raise ValueError("a text is missing")
-        return found
+        return values
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingError(
             f'--data: {path} has no texts ({error}); expected lines as {{"text": "import os"}}.'
@@ -69,24 +69,24 @@ def trace(path: str) -> TraceAnswer:
     """A trace that ``--out FILE.json``, the server's route or ``Trace.save`` wrote.
 
     Raises:
-        SettingError: the file is none, its numbers do not fit its tokens and sources, or there is
-            nothing to draw.
+        SettingError: the file is no trace, its numbers do not fit its tokens and sources, or it
+            has nothing to draw.
     """
-    found = files.read(Path(path), "--from")
-    if not found.sites or not found.tokens:
+    content = files.read(Path(path), "--from")
+    if not content.sites or not content.tokens:
         raise SettingError(f"--from: {path} has no tokens or no sites: there is nothing to draw.")
-    return found
+    return content
 
 
 def edits(texts: Sequence[str], max_tokens: int) -> list[Edit]:
-    """The edits that ``--edit`` gives.
+    """The edits of ``--edit``.
 
     Args:
-        texts: as of ``edit_words.read``.
-        max_tokens: how long the answer may be.
+        texts: the values of the flag, see ``edit_words.read``.
+        max_tokens: maximum number of generated tokens.
 
     Raises:
-        SettingError: there are too many, one says something else, or the answer is too long.
+        SettingError: there are too many edits or tokens, or one is invalid.
     """
     if len(texts) > MOST:
         raise SettingError(f"--edit is given {len(texts)} times; expected at most {MOST} times.")
