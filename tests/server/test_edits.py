@@ -10,10 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+from faults import until
 from safetensors.torch import load_file
 from serving import DEMO, Server, running_demo
 
 from attnres_serve import WeightSender
+from tests.server.test_statistics import URL, check, mean_of_traces
 
 pytestmark = pytest.mark.engine
 
@@ -62,6 +64,30 @@ def first_logprob(server: Server, edits: list[dict[str, Any]]) -> dict[str, Any]
     found = server.client.post("/v1/attn_res/trace", json=body).raise_for_status().json()
     kind = "edited" if edits else "unedited"
     return {"weights": found["weights"], **found["logprobs"][kind][0]["top"][0]}
+
+
+def post(server: Server, path: str, **body: Any) -> dict[str, Any]:
+    found: dict[str, Any] = server.client.post(path, json=body).raise_for_status().json()
+    return found
+
+
+def counted(server: Server, sequences: int) -> dict[str, Any]:
+    """The statistics of so many sequences, when they are there."""
+    until(lambda: server.get(URL)["sequences"] == sequences, 120)
+    found: dict[str, Any] = server.get(URL)
+    return found
+
+
+def check_statistics(server: Server, restarts: int) -> None:
+    """Those of two answers from now on are the means of their traces."""
+    sequences = []
+    for prompt in (PROMPT, PROMPT[:7]):
+        found = server.complete(prompt, max_tokens=5, ignore_eos=True, return_token_ids=True)
+        sequences.append(([*prompt, *found["choices"][0]["token_ids"]], len(prompt)))
+    found = counted(server, len(sequences))
+    assert found["restarts"] == restarts and found["weights"] == server.get(PATH)["version"]
+    assert found["tokens"] == {"prefill": len(PROMPT) + 7, "decode": 2 * 5}
+    check(found, mean_of_traces(server.client, sequences))
 
 
 def seconds(call: Any, *given: Any) -> float:
@@ -186,12 +212,17 @@ def test_requests_that_take_too_long(server: Server) -> None:
 
 def test_weights_that_come_keep_the_edits(server: Server) -> None:
     put(server, MASKED)
+    post(server, f"{URL}/start", cost=1)
     before, sender = ask(server), WeightSender(server.url, KEY)
     first = {name: one.float() for name, one in load_file(DEMO / "model.safetensors").items()}
     other = {name: one.flip(0) if "layers." in name else one for name, one in first.items()}
     mark = server.get(PATH)["version"].removeprefix("default")
+    counted(server, 1)
     sender.send(other.items(), version="two")
     assert server.get(PATH) == {"edits": MASKED, "version": f"two{mark}"}
+    counted(server, 0)
+    check_statistics(server, restarts=1)
+    post(server, f"{URL}/stop")
     found, stated = ask(server)
     assert stated == [f"two{mark}"] and found != before[0]
     put(server, [])
@@ -203,12 +234,20 @@ def test_weights_that_come_keep_the_edits(server: Server) -> None:
 
 
 def test_two_workers_change_together(tmp_path: Path, server: Server) -> None:
-    """With tensor parallelism both of them have the edits, and no prefix is from before."""
+    """With tensor parallelism both of them have the edits, and no prefix is from before.
+
+    Statistics count what is served under the last ones alone.
+    """
     with running(tmp_path / "log", "--tensor-parallel-size", "2") as two:
         two.client.headers["authorization"] = f"Bearer {KEY}"
+        post(two, f"{URL}/start", cost=1)
         for edits in ([], MASKED, EVEN):
             put(server, edits)
             put(two, edits)
             (_, wanted), _ = ask(server)
             for _ in range(2):  # the second time the prefix is in the cache
                 assert ask(two)[0][1] == pytest.approx(wanted, abs=BOUND, rel=2e-5)
+            counted(two, 2)
+        put(two, MASKED)
+        counted(two, 0)
+        check_statistics(two, restarts=4)
