@@ -171,9 +171,21 @@ def static(model: Model, length: int) -> list[Edit]:
     while True:
         edits = [edit | {"tokens": list(range(length))} for edit in drawn(model, length)]
         edits = [edit | {"sources": [*names]} if "scale" in edit else edit for edit in edits]
-        each = (evaluate(model, [3] * length, edits[:end])[0] for end in range(1, len(edits) + 1))
-        if all(weights.isfinite().all() for every in each for weights in every):
+        if all(leave_a_source(model, site, edits) for site in mixing_sites(model)):
             return edits
+
+
+def leave_a_source(model: Model, site: int, edits: Sequence[Edit]) -> bool:
+    """Whether a site reads a source after each of the edits, which hold for every token."""
+    own = sources_at(model, site)
+    shares = torch.ones(1, len(own), dtype=torch.float64)
+    for edit in edits:
+        if site in edit["sites"]:
+            chosen = torch.tensor([name in edit["sources"] for name in own])
+            shares = apply(shares, in_order(edit, own), chosen)
+            if not shares.any():
+                return False
+    return True
 
 
 def of_a_model(edit: Edit) -> Edit:

@@ -56,6 +56,7 @@ def engine_job(
         "reload": reload and str(reload),
         "trace": trace,
         "edits": list(edits),
+        "puts": [],
         "counted": [],
         "workaround": workaround,
         "env": {},

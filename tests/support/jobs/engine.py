@@ -7,7 +7,8 @@ whether answers have them, options: further ones of ``vllm.LLM``, lora: folder o
 nothing, refused: folder of an adapter that is not taken or nothing, again: folder of another
 one that takes its place or nothing, reload: folder whose weights take the place
 of the checkpoint's or nothing, trace: whether the longest prompt is traced, edits: for another
-trace of it, as workers take them, or none, counted: tokens of steps of which is counted what
+trace of it, as workers take them, or none, puts: edits that take each other's place in the
+engine, or none, counted: tokens of steps of which is counted what
 workers ask of each other, or none, workaround: for a plain vLLM that is wrong without, as
 module:function of ours or of the tests, or nothing, env: environment variables, settings: further
 ones of ours}.
@@ -279,6 +280,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job["trace"]:
         assert set(llm.collective_rpc("attn_res_untraceable")) == {None}
         result["trace"], result["vectors"] = trace(llm, longest), vectors(llm, longest)
+    if job["puts"]:
+        from edit_routes import changed
+
+        def asked(prompt: list[int], of_prompt: bool) -> dict[str, Any]:
+            return answers(llm, [prompt], length, of_prompt, lora)[0]
+
+        result["puts"] = changed(llm.llm_engine, job["puts"], prompts, asked)
     if job["counted"]:
         llm.collective_rpc(watch)
         result["asked"] = []
