@@ -92,12 +92,7 @@ BOTH = (EVERYWHERE, -EVERYWHERE)  # as in ``goldens.rounding``
 
 
 def marked(case: str) -> Any:
-    """Each family in each way by one of the algorithms; the other one is for ``exhaustive``."""
-    name, way, algorithm = CASES[case]
-    turn = [*MADE].index(name) + [*WAYS].index(way)
-    is_listed = algorithm == ALGORITHMS[turn % 2]
-    listed = pytest.mark.families if is_listed else pytest.mark.exhaustive
-    return case if case in ALWAYS else pytest.param(case, marks=listed)
+    return case if case in ALWAYS else pytest.param(case, marks=pytest.mark.exhaustive)
 
 
 of_every_case = pytest.mark.parametrize("case", [*map(marked, CASES)])
