@@ -70,7 +70,7 @@ OTHERS = (
     ),
     (
         "classes in a module of vLLM's, while a model is built of them",
-        "`model/made_of.py`",
+        "`model/swapped_classes.py`",
         "vLLM's model builds our layers",
         "Kimi, AliceAI, Granite",
     ),
