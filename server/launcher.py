@@ -75,8 +75,8 @@ def serve(arguments: Arguments) -> None:
         arguments: all arguments of the server.  The model is a folder or a Hugging Face model id;
             None for the demo of a source checkout.
 
-        Raises:
-            CheckpointError, SettingError: the message is one sentence; nothing was started.
+    Raises:
+        CheckpointError, SettingError: the message is one sentence; nothing was started.
     """
     check_environment()
     flags = arguments.given
@@ -205,14 +205,14 @@ def check_checkpoint(
         arguments: vLLM's arguments.  ``revision`` is that of a model id; with the load format
             ``dummy`` only config.json is validated.
 
-        Returns:
-            The name to pass to vLLM as the model, its KV cache on a CPU, and the dtype of its
-            activations.
+    Returns:
+        The name to pass to vLLM as the model, its KV cache on a CPU, and the dtype of its
+        activations.
 
-        Raises:
-            CheckpointError: it cannot be served as its config.json describes, or a requirement is
-                missing.
-            SettingError: the model does not support a flag.
+    Raises:
+        CheckpointError: it cannot be served as its config.json describes, or a requirement is
+            missing.
+        SettingError: the model does not support a flag.
     """
     arguments = arguments or Arguments()
     checkpoint = check_model(name, arguments.revision, arguments.load_format != "dummy")

@@ -50,10 +50,10 @@ class Lifecycle:
         delay: seconds after a signal in which new requests are accepted, until load balancers have
             read from /ready that the server is stopping.
 
-        Attributes:
-            running: number of running requests, except those to public routes.
-            stopping: whether a signal was received.
-            refusing: whether new requests are refused.
+    Attributes:
+        running: number of running requests, except those to public routes.
+        stopping: whether a signal was received.
+        refusing: whether new requests are refused.
     """
 
     def __init__(self, delay: float = 0) -> None:

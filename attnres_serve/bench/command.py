@@ -77,8 +77,8 @@ def run(
         flags: all other flags, of vLLM's engine or its client.
         command: the whole command line.
 
-        Raises:
-            CheckpointError, SettingError: the message is one sentence.
+    Raises:
+        CheckpointError, SettingError: the message is one sentence.
     """
     if checkpoint is None:
         raise SettingError(

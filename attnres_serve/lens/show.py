@@ -23,8 +23,8 @@ def queries(checkpoint: str | None, out: str, width: float | None, flags: list[s
         width: the value of ``--width``.
         flags: flags of a server, which are refused.
 
-        Raises:
-            CheckpointError, SettingError: the message is one sentence.
+    Raises:
+        CheckpointError, SettingError: the message is one sentence.
     """
     if checkpoint is None:
         raise SettingError("--queries reads a checkpoint; give it right after `inspect`.")

@@ -50,9 +50,9 @@ def reference_model(
         path: the checkpoint's folder, or a model id whose files are in the Hugging Face cache.
         dtype: float32 or float64, of parameters and all computations.
 
-        Raises:
-            CheckpointError: the checkpoint cannot be served, or the model lacks its family.
-            SettingError: the dtype is not supported.
+    Raises:
+        CheckpointError: the checkpoint cannot be served, or the model lacks its family.
+        SettingError: the dtype is not supported.
     """
     if dtype not in (torch.float32, torch.float64):
         raise SettingError(f"dtype: found {dtype}; expected torch.float32 or torch.float64.")

@@ -42,8 +42,8 @@ def build(config: Any, weights: Mapping[str, Tensor]) -> Any:
         config: Hugging Face's configuration of Qwen3-Next, with AliceAI's numbers.
         weights: every tensor except those of sites, by its name in a checkpoint.
 
-        Raises:
-            ValueError: the model needs other tensors.
+    Raises:
+        ValueError: the model needs other tensors.
     """
     qwen, kimi = (wide_module(_MODELING.format(name)) for name in (BASE, "kimi_linear"))
     sizes = SimpleNamespace(

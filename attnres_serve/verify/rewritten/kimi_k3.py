@@ -67,8 +67,8 @@ def build(stated: Mapping[str, Any], config: Any, weights: Mapping[str, Tensor])
         config: Hugging Face's configuration of ``readable(stated)``.
         weights: every tensor except those of sites, by its name in a checkpoint.
 
-        Raises:
-            ValueError: the model needs other tensors.
+    Raises:
+        ValueError: the model needs other tensors.
     """
     kimi = wide_module("transformers.models.kimi_linear.modeling_kimi_linear")
     model = kimi.KimiLinearForCausalLM(config)

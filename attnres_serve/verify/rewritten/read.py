@@ -38,9 +38,9 @@ def load(
         final_norm: the path of the norm before the head, relative to the decoder.
         model_type: Hugging Face's, if it is not config.json's without ``attnres_``.
 
-        Raises:
-            ValueError: Hugging Face has no such class, the class needs other tensors, or its
-                residual stream cannot be rewritten.
+    Raises:
+        ValueError: Hugging Face has no such class, the class needs other tensors, or its
+            residual stream cannot be rewritten.
     """
     config = kimi_k3.text_of(json.loads((folder / "config.json").read_text()))
     named = config["model_type"].removeprefix(_PREFIX)
