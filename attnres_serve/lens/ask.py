@@ -1,6 +1,12 @@
 """Requests to a server's routes, such as ``POST /v1/attn_res/trace``."""
 
-from typing import Any, NamedTuple
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import httpx
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from attnres_serve import address
 from attnres_serve.errors import SettingError
@@ -12,6 +18,7 @@ from attnres_serve.tracing.options import TraceOptions
 TRACE = "/v1/attn_res/trace"
 SERVERS = ("http://", "https://")
 CONNECT = 10  # seconds to reach a server
+Answer = TypeVar("Answer")
 
 
 class Server(NamedTuple):
@@ -48,26 +55,42 @@ def ask(
         SettingError: there is no trace.
     """
     fields = options.model_dump(exclude_none=True, exclude_defaults=True)
-    trace: TraceAnswer = post(server, {"prompt": prompt, **fields}, tensors)
-    return trace
+
+    def read(content: bytes) -> TraceAnswer:
+        if tensors is not None and options.vectors:
+            tensors.update(load(content))
+            content = tensors.pop("trace").tobytes()
+        trace = TraceAnswer.model_validate_json(content)
+        require_fit(trace, server.url)
+        return trace
+
+    return request(server, "POST", TRACE, {"prompt": prompt, **fields}, read)
 
 
-def post(
-    server: Server, body: Any, tensors: Tensors | None = None, path: str = TRACE, call: Any = None
-) -> Any:
-    """The response to a body that HTTPX's ``call`` sends: a trace, or the JSON of another path.
+def request(
+    server: Server,
+    method: str,
+    path: str,
+    body: Any = None,
+    read: Callable[[bytes], Answer] = json.loads,
+    client: Any = httpx,
+) -> Answer:
+    """What ``read`` returns for the response of a server.
+
+    Args:
+        server: the server.
+        method, path, body: of the request.
+        read: raises ValueError or KeyError for a response of another kind.
+        client: an HTTPX client, which keeps its connection open.
 
     Raises:
         SettingError: the request failed.
     """
-    import httpx
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     url, key, is_temporary = server
     try:
         with address.past_proxies(url):
-            response = (call or httpx.post)(
+            response = client.request(
+                method,
                 f"{address.base_of(url)}{path}",
                 json=body,
                 headers=address.authorization(key),
@@ -81,34 +104,22 @@ def post(
         advice = "give it in the variable OPENAI_API_KEY" if key is None else "`key` is another"
         raise SettingError(f"{url} wants an API key; {advice}.")
     try:
-        if response.is_success and path != TRACE:
-            return response.json()
         if response.is_success:
-            content = response.content
-            if tensors is not None and body.get("vectors"):
-                tensors |= load(content)
-                content = tensors.pop("trace").tobytes()
-            trace = TraceAnswer.model_validate_json(content)
-            require_fit(trace, url)
-            return trace
+            return read(response.content)
         reason = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError, SafetensorError):
         proxy = address.proxy_of(url)
         reason = "expected an answer of attnres-serve's route" + (
             f", and the proxy in the variable {proxy} was asked." if proxy else "."
         )
-    kind = ServerFailed if response.is_server_error else SettingError
-    raise kind(
-        reason
-        if is_temporary
-        else f"{url} gives no {path.split('/')[-1]} (status {response.status_code}): {reason}"
-    )
+    if not is_temporary:
+        what = path.rpartition("/")[2]
+        reason = f"{url} gives no {what} (status {response.status_code}): {reason}"
+    raise (ServerFailed if response.is_server_error else SettingError)(reason)
 
 
 def _unreached(url: str, error: Exception) -> str:
     """Why there is no response and what to do, as the end of a sentence."""
-    from httpx import ReadError, RemoteProtocolError
-
     reason = str(error) or type(error).__name__
     if "://" not in url:
         return f"it has no scheme; expected for example http://127.0.0.1:8000, not {url!r}."
@@ -125,7 +136,7 @@ def _unreached(url: str, error: Exception) -> str:
         )
     if "SSL" in reason:
         return f"it does not answer by TLS ({reason}); give its address with http://."
-    if isinstance(error, RemoteProtocolError | ReadError):  # a TLS server may reset as well
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):  # TLS may reset as well
         return f"it does not answer by HTTP ({reason}); if it has a certificate, write https://."
     if "refused" in reason:
         return (

@@ -18,6 +18,7 @@ from attnres_serve.lens.ask import Server
 from attnres_serve.lens.losses import Losses, Mask
 from attnres_serve.lens.pictures import FIGURES
 from attnres_serve.tracing.answer import TraceAnswer
+from attnres_serve.tracing.options import TraceOptions
 
 SUFFIXES = (".json", ".csv", *FIGURES)
 FEWEST = 4  # texts of ``--prune``, so that both halves have a standard error
@@ -36,13 +37,12 @@ def measure(
         limit: of what chosen masks cost together, in nats per token; None to choose none.
         width: of a figure, in inches; None for the default.
 
-    Yields:
-        Lines for the user.
+    Yields lines for the user.
 
     Raises:
         SettingError: a file cannot be read or written, or the server does not answer.
     """
-    found = ask.post(server, {"prompt": [0], "tokens": [0]})  # for the sites
+    found = ask.ask(server, [0], TraceOptions.model_validate({"tokens": [0]}))  # for the sites
     several = [site for site in found.sites if len(site.sources) > 1]
     masks = [(site.index, source) for site in several for source in site.sources]
     try:

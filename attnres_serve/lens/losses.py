@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,5 +117,4 @@ class Losses:
         return nats, tokens
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        call = partial(self._client.request, method)
-        return ask.post(self._server, body, path=path, call=call)
+        return ask.request(self._server, method, path, body, client=self._client)

@@ -2,14 +2,14 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import ValidationError
 
 from attnres_serve import output
 from attnres_serve.errors import SettingError
-from attnres_serve.lens.ask import SERVERS, Server, post
+from attnres_serve.lens.ask import SERVERS, Server, request
 from attnres_serve.lens.dataset import sources_of
 from attnres_serve.lens.pictures import FIGURES
 from attnres_serve.tracing.statistics import BINS, StatisticsAnswer
@@ -56,18 +56,8 @@ def statistics(url: str, *, key: str | None = None) -> "xarray.Dataset":
 
 
 def _asked(server: Server) -> StatisticsAnswer:
-    import httpx
-
-    def get(url: str, json: None, **options: Any) -> httpx.Response:
-        return httpx.get(url, **options)
-
-    found = post(server, None, path="/v1/attn_res/statistics", call=get)
-    try:
-        return StatisticsAnswer.model_validate(found)
-    except ValidationError:
-        raise SettingError(
-            f"{server.url} gives no statistics: expected an answer of attnres-serve's route."
-        ) from None
+    path = "/v1/attn_res/statistics"
+    return request(server, "GET", path, read=StatisticsAnswer.model_validate_json)
 
 
 def drew(source: str, path: Path, width: float | None) -> bool:

@@ -89,11 +89,11 @@ def test_edits_are_sent_and_logprobs_printed(capsys, monkeypatch, tmp_path):
         content["logprobs"] = (content["logprobs"] or {}) | {name: rows}
     asked = {}
 
-    def post(url: str, **words) -> httpx.Response:
+    def request(method: str, url: str, **words) -> httpx.Response:
         asked.update(words["json"])
         return httpx.Response(200, content=TraceAnswer.model_validate(content).model_dump_json())
 
-    monkeypatch.setattr(httpx, "post", post)
+    monkeypatch.setattr(httpx, "request", request)
     path, told, token = tmp_path / "t.json", [], ["--token", "0"]
     edits = ("--edit", "mask sites=4 sources=embedding", "--edit", "scale=2")
     told.append(["--url", "http://x", *ASK, *edits, "--out", str(path)])

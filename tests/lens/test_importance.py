@@ -102,7 +102,7 @@ def ask_fake(monkeypatch):
     def use(fake: Fake) -> Fake:
         transport = httpx.MockTransport(fake)
         monkeypatch.setattr(httpx, "Client", lambda: client(transport=transport))
-        monkeypatch.setattr(httpx, "post", client(transport=transport).post)
+        monkeypatch.setattr(httpx, "request", client(transport=transport).request)
         return fake
 
     return use

@@ -20,11 +20,11 @@ def answer(monkeypatch) -> dict:
     found = MadeUpServer(3, 2).client.get("/v1/attn_res/statistics").json()
     asked: dict = {"body": found}
 
-    def get(url: str, headers, timeout) -> httpx.Response:
-        asked.update(url=url, headers=headers)
+    def request(method: str, url: str, headers, **_) -> httpx.Response:
+        asked.update(method=method, url=url, headers=headers)
         return httpx.Response(200, json=asked["body"])
 
-    monkeypatch.setattr(httpx, "get", get)
+    monkeypatch.setattr(httpx, "request", request)
     return asked
 
 
@@ -32,7 +32,7 @@ def answer(monkeypatch) -> dict:
 def test_the_arrays(answer, phase):
     """Every number at the place that its names say, and NaN where a site has no such source."""
     found = attnres_serve.statistics(URL, key="a key").sel(phase=phase)
-    assert answer["url"] == f"{URL}/v1/attn_res/statistics"
+    assert (answer["method"], answer["url"]) == ("GET", f"{URL}/v1/attn_res/statistics")
     assert answer["headers"] == {"Authorization": "Bearer a key"}
     assert found["tokens"] == answer["body"]["tokens"][phase]
     assert found.attrs["model"] == "made up"

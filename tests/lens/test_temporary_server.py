@@ -19,6 +19,7 @@ from attnres_serve.lens import ask, temporary_server
 from attnres_serve.server import launcher
 from attnres_serve.start import events
 from attnres_serve.start.ends import how_it_ended
+from attnres_serve.tracing.options import TraceOptions
 
 # Instead of the package: what `python -m attnres_serve serve CHECKPOINT` does is told by its name.
 STAND_IN = """
@@ -272,7 +273,7 @@ def test_refusals_of_serve_are_passed_on(tmp_path, monkeypatch):
 )
 def test_a_question_that_fails_has_a_log(name, said, stand_in):
     with pytest.raises(SettingError) as failed, temporary_server.running(name, []) as server:
-        ask.post(server, {"prompt": [3]})
+        ask.ask(server, [3], TraceOptions.model_validate({}))
     (log,) = logs_of(stand_in)
     assert str(failed.value).startswith(said)
     assert str(failed.value).endswith(f" Its log is {log}.")

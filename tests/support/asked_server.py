@@ -7,13 +7,13 @@ import pytest
 
 
 def asked_server(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Answer every POST of httpx with ``["answer"]``; what was asked is kept beside it."""
+    """Answer every request of httpx with ``["answer"]``; what was asked is kept beside it."""
     asked: dict[str, Any] = {}
 
-    def post(url: str, **options: Any) -> httpx.Response:
+    def request(method: str, url: str, **options: Any) -> httpx.Response:
         asked.update(options, url=url)
         return asked["answer"]
 
-    monkeypatch.setattr(httpx, "post", post)
+    monkeypatch.setattr(httpx, "request", request)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     return asked
