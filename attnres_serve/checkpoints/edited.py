@@ -15,18 +15,20 @@ from attnres_serve.errors import SettingError
 from attnres_serve.kernels.interface import MASKED
 
 
+def of_every_source(bias: Tensor, sources: int) -> Tensor:
+    """A stored bias as ``[sources]``: of a recency bias, which is the last one, others are 0."""
+    return pad(bias.reshape(-1), (sources - bias.numel(), 0))
+
+
 def edited(edit: SiteEdit, query: Tensor, bias: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
-    """The query and the bias of a site under edits.
+    """The query of a site under edits, and its bias ``[n]`` float32.
 
     Args:
         edit: of the site, which has ``n`` sources.
-        query: of any shape and floating dtype.
+        query: of any shape and floating dtype, which it keeps where the factor is 0 or 1; else
+            it is float32 afterwards.
         bias: ``[n]``; None for zeros.
         name: how a person calls the site.
-
-    Returns:
-        The query, in its dtype where the factor is 0 or 1, and in float32 otherwise; and the bias
-        ``[n]`` float32.
 
     Raises:
         SettingError: the model's own bias masks every source that edits leave.
@@ -52,23 +54,18 @@ def edited_tensors(
     """The tensors of a model in which every site has its own, and a bias for each source.
 
     Args:
-        spec: of the model as it was.
-        learned: its tensors of sites, by house names.
+        spec: of the model as it was; ``learned`` are its tensors of sites, by house names.
         edits: by the indices of the sites.
-
-    Raises:
-        SettingError: as ``edited``.
     """
     found = {}
     for site in sites(spec):
         if site.mixes:
             of_site = partial(tensor_name, site.tensors, layout=spec.layout)
             query, count = learned[of_site("proj")].reshape(1, -1), site.num_sources
-            bias = learned.get(of_site("bias"))
-            if bias is not None:  # a recency bias is the last one of several
-                bias = pad(bias.float().reshape(-1), (count - bias.numel(), 0))
+            if (bias := learned.get(of_site("bias"))) is not None:
+                bias = of_every_source(bias, count)
             edit = edits.get(site.index, SiteEdit(1.0, (0.0,) * count))
-            parts = dict(zip(("proj", "bias"), edited(edit, query, bias, site.name), strict=True))
-            for part, tensor in (parts | {"norm": learned[of_site("norm")]}).items():
+            own = *edited(edit, query, bias, site.name), learned[of_site("norm")]
+            for part, tensor in zip(("proj", "bias", "norm"), own, strict=True):
                 found[tensor_name(site.index, part, spec.layout)] = tensor
     return found

@@ -35,20 +35,14 @@ class EditedSites:
         self.change(self.edits)
 
     def change(self, edits: Mapping[int, SiteEdit]) -> None:
-        """Write these edits into the sites, instead of all earlier ones.
-
-        Args:
-            edits: the edits of the whole model, by site index.
+        """Write these edits of the whole model into the sites, instead of all earlier ones.
 
         Raises:
             SettingError: the edits and a loaded bias leave a site no source; nothing was changed.
         """
-        written = {
-            index: edited(edits[index], *loaded, self._sites[index].site.name)
-            if index in edits
-            else loaded
-            for index, loaded in self._loaded.items()
-        }
+        written = dict(self._loaded)
+        for index in sorted(edits.keys() & written.keys()):
+            written[index] = edited(edits[index], *written[index], self._sites[index].site.name)
         for index, (query, bias) in written.items():  # in place: graphs read these addresses
             norm = self._sites[index]
             norm.query.data.copy_(query)

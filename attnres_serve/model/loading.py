@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from attnres_serve.checkpoints import quantized, read
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.checked import check_folder
+from attnres_serve.checkpoints.edited import of_every_source
 from attnres_serve.checkpoints.finite import check_finite
 from attnres_serve.checkpoints.names import (
     PARTS,
@@ -160,10 +160,10 @@ class LoadingMixin(_Base):
                         yield name, piece
                     continue
                 for parameter in self.attn_res_parameters[site]:
-                    values, like = piece.reshape(-1), decoder.parameter(self, parameter)
-                    if like is not None and like.numel() > values.numel():
-                        # A recency bias is the last of several biases; the others are zero.
-                        values = pad(values, (like.numel() - values.numel(), 0))
+                    values = piece.reshape(-1)
+                    if site[1] == "bias":
+                        like = decoder.parameter(self, parameter)
+                        values = of_every_source(values, like.numel())
                     yield parameter, values
         if lacks_first_site(self.attn_res_format):
             hidden = index.base.config["hidden_size"]

@@ -9,9 +9,12 @@ With a query of zeros a site computes the mean of its sources.
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from attnres_serve.checkpoints import hub
 from attnres_serve.checkpoints.checked import Checkpoint, check_folder, read_tensor
+from attnres_serve.checkpoints.edited import of_every_source
 from attnres_serve.checkpoints.names import PARTS, tensor_name
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import CheckpointError
@@ -54,13 +57,13 @@ def read(name: str) -> Queries:
         raise CheckpointError(f"{name} has standard residuals: it has no queries.")
     mixing = [site for site in sites(spec) if site.mixes]
     stored = {
-        part: np.stack([_stored(checkpoint, site.tensors, part) for site in mixing])
+        part: torch.stack([_stored(checkpoint, site.tensors, part) for site in mixing]).numpy()
         for part in ("proj", "norm")
     }
-    biases = []
-    for site in mixing if spec.has_biases else ():
-        values = _stored(checkpoint, site.tensors, "bias")
-        biases.append(np.pad(values, (site.num_sources - len(values), 0)))  # a recency bias has one
+    biases = [
+        of_every_source(_stored(checkpoint, site.tensors, "bias"), site.num_sources).numpy()
+        for site in (mixing if spec.has_biases else ())
+    ]
     query, key_norm = stored["proj"], stored["norm"]
     folded = query * key_norm * spec.logit_scale
     length = np.linalg.norm(folded, axis=1)
@@ -75,15 +78,15 @@ def read(name: str) -> Queries:
     )
 
 
-def _stored(checkpoint: Checkpoint, site: int, part: str) -> np.ndarray:
+def _stored(checkpoint: Checkpoint, site: int, part: str) -> Tensor:
     """A tensor of a site, ``[n]`` float64; NaN if the format stores none for the site."""
     assert checkpoint.parsed is not None and checkpoint.index is not None
     name = tensor_name(site, part, checkpoint.parsed.layout)
     stored_name = checkpoint.index.own_names.get(name)
     if stored_name is None:  # the first site, which reads only the embedding
-        return np.full(checkpoint.parsed.config["hidden_size"], np.nan)
-    values = read_tensor(checkpoint.headers, stored_name).double().reshape(-1).numpy()
-    if not np.isfinite(values).all():
+        return torch.full((checkpoint.parsed.config["hidden_size"],), torch.nan).double()
+    values = read_tensor(checkpoint.headers, stored_name).double().reshape(-1)
+    if not values.isfinite().all():
         raise CheckpointError(
             f"{stored_name}, the {PARTS[part]} of "
             f"{checkpoint.parsed.layout.site_name(site)}, holds numbers that are not "
