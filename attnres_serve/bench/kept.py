@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-from attnres_serve import cache_folder
+from attnres_serve import cache_folder, output
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels import fingerprint
 
@@ -41,7 +41,11 @@ def caches(checkpoint: Path) -> Iterator[tuple[Path, Path]]:
             "can be written."
         ) from None
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            output.say("wait for the end of another bench of this checkpoint")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         baseline = folder / "baseline"
         shutil.rmtree(baseline, ignore_errors=True)  # from a killed run
         try:

@@ -650,6 +650,19 @@ def test_a_run_waits_for_another_on_its_checkpoint(monkeypatch, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_what_is_waited_for_is_said(monkeypatch, tmp_path, capsys):
+    """Once the other run has ended, this one goes on."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with kept.caches(tmp_path) as (folder, _):
+        pass
+    assert not capsys.readouterr().err
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        monkeypatch.setattr(kept.output, "say", lambda said: (lock.close(), print(said)))
+        with kept.caches(tmp_path):
+            assert "another bench of this checkpoint" in capsys.readouterr().out
+
+
 def test_there_is_no_place_for_compiled_code(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
