@@ -82,7 +82,9 @@ class TraceAnswer(BaseModel):
     total_tokens: int = Field(description="tokens of the sequence, generated ones included")
     tokens: list[TracedToken]
     sites: list[TracedSite]
-    edits: list[Edit] = Field([], description="those by which the sites were read, as asked for")
+    edits: list[Edit] = Field(
+        [], description="by which sites were read, as asked for; `replace` without its vectors"
+    )
     logprobs: Logprobs | None = Field(None, description="null if they were not asked for")
     lens: list[LensReading] | None = Field(
         None, description="under the edits; null if it was not asked for"

@@ -146,7 +146,7 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     texts_of = partial(requests.token_texts, client)
     texts = texts_of([ids[at] for at in positions])
     fields = trace_answer.without_sites(body.model or names[0], ids, len(prompt), positions, texts)
-    fields["edits"] = [edit.model_dump() for edit in body.edits]
+    fields["edits"] = [edit.model_dump() | {"replace": edit.replace and ""} for edit in body.edits]
     if body.logprobs is not None:
         unedited = result
         if edits:

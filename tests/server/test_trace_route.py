@@ -561,6 +561,8 @@ def test_a_source_is_replaced(app):
     edit = {"sites": [4], "sources": ["embedding"], "tokens": [1], "replace": packed(vector)}
     asked = {"prompt": [3, 4, 5], "edits": [edit], "vectors": True}
     found = load(app.post(URL, json=asked).raise_for_status().content)
+    (told,) = json.loads(found["trace"].numpy().tobytes())["edits"]
+    assert told["replace"] == "" and told["sites"] == [4]  # vectors are not sent back
     assert found["site.4.sources"][1, 0].numpy() == pytest.approx(vector)
     plain = load(app.post(URL, json=asked | {"edits": []}).content)
     assert found["site.3.output"].equal(plain["site.3.output"])
