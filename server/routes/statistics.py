@@ -42,6 +42,7 @@ class Collector:
         self._limit = (openai_server.policy_of(state.args) or Policy()).max_trace_tokens
         self._waiting: deque[tuple[float | None, list[int], int]] = deque()
         self._came = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         self._version: tuple[str | None, float | None] | None = None
         self._sums: dict[int, np.ndarray] = {}
         name = openai_app.served_names(state)[0]
@@ -83,10 +84,16 @@ class Collector:
             self.found.problem = getattr(error, "detail", "A replay failed; the log says why.")
             self.end()
 
+    def start(self) -> None:
+        """Take what begins from now on."""
+        self._task, counting.listener = asyncio.create_task(self.run()), self.begin
+
     def end(self) -> None:
         """Take nothing more, and leave what waits."""
         self._waiting.clear()
         self.found.running, counting.listener = False, None
+        if self._task is not None:
+            self._task.cancel()
 
     async def answer(self) -> StatisticsAnswer:
         """What was counted."""
@@ -133,21 +140,20 @@ async def start(
     places = [site for site in await trace.places_of(state.engine_client) if site.mixes]
     if not engine_config.is_only_api_server(state.engine_client.vllm_config):
         raise HTTPException(501, "Statistics need one API server; leave --api-server-count out.")
-    await stop(request)
-    collector = state.attn_res_statistics = Collector(state, places, cost)
+    collector = Collector(state, places, cost)
     await collector.current()
-    state.attn_res_replaying = asyncio.create_task(collector.run())
-    counting.listener = collector.begin
+    if hasattr(state, "attn_res_statistics"):
+        state.attn_res_statistics.end()
+    state.attn_res_statistics = collector  # after no wait, so that one of two starts ends the other
+    collector.start()
     return await collector.answer()
 
 
 @router.post("/stop")
 async def stop(request: Request) -> StatisticsAnswer:
     """Count no further sequence; what was counted stays to be asked for."""
-    state = request.app.state
-    if hasattr(state, "attn_res_statistics"):
-        state.attn_res_statistics.end()
-        state.attn_res_replaying.cancel()
+    if hasattr(request.app.state, "attn_res_statistics"):
+        request.app.state.attn_res_statistics.end()
     return await statistics(request)
 
 

@@ -17,13 +17,13 @@ pytest.importorskip("vllm")
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from attnres_serve.compat import requests, token_counts
+from attnres_serve.compat import engine_config, requests, token_counts
 from attnres_serve.compat.workarounds.replacing_calls import CHANGED
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.server.bounds.policy import Policy
-from attnres_serve.server.routes.statistics import MOST, Collector
+from attnres_serve.server.routes.statistics import MOST, Collector, start, statistics, stop
 from attnres_serve.tracing.statistics import StatisticsAnswer
 from tests.server.test_trace_route import BLOCK, Client, app_of
 from tests.server.test_trace_route import one_world as one_world  # a fixture
@@ -167,6 +167,33 @@ def test_weights_that_come_during_a_replay():
     found = bench.act(bench.ending((5, 2)))
     assert found.restarts == 1 and found.sequences == 0 and not bench._sums
     assert found.skipped["weights_replaced"] == 1
+
+
+def test_two_starts_leave_one_collector(monkeypatch):
+    bench = Bench()
+
+    async def places_of(client: Any) -> Any:
+        return list(SITES)
+
+    async def version() -> str:
+        await asyncio.sleep(0)
+        return "first"
+
+    monkeypatch.setattr(trace_route, "places_of", places_of)
+    monkeypatch.setattr(engine_config, "is_only_api_server", lambda config: True)
+    bench.engine.get_weight_version = version
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=bench._state))
+
+    async def main() -> None:
+        await asyncio.gather(start(request), start(request))
+        await asyncio.sleep(0)  # the first one's task ends
+        (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+        assert (await statistics(request)).running
+        await stop(request)
+        await asyncio.sleep(0)
+        assert task.done() and token_counts.listener is None
+
+    asyncio.run(main())
 
 
 def test_a_replay_that_fails_ends_them():
