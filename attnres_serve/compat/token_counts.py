@@ -59,15 +59,15 @@ def _counting(generate: Callable[..., AsyncGenerator[Any, None]]) -> Any:
         answers = generate(prompt, sampling_params, request_id, **options)
         # Not our own, of embeddings, which have no ids, or one token of a beam search.
         has_ids = not (isinstance(prompt, dict) and "prompt_embeds" in prompt)
-        is_whole = not (request_id.startswith("attn-res-") or "-beam-" in request_id)
-        if listener is not None and has_ids and is_whole:
-            answers = _told(answers, listener(), sampling_params)
+        is_part = "-beam-" in request_id  # one request of the client's is many of the engine's
+        is_whole = not (request_id.startswith("attn-res-") or is_part)
+        take = listener() if listener is not None and has_ids and is_whole else None
         counts = _counts.get()
-        if counts is None:
+        if counts is None and take is None:
             return answers
-        if "-beam-" in request_id:  # one request of the client's is many of the engine's
-            counts.uncounted += 1
-        return _counted(answers, counts, sampling_params)
+        counts = counts or TokenCounts()
+        counts.uncounted += is_part
+        return _counted(answers, counts, take, sampling_params)
 
     return generate_and_count
 
@@ -82,37 +82,26 @@ PATCH = Patch(
 )
 
 
-async def _counted(answers, counts: TokenCounts, sampling_params):
+async def _counted(answers, counts: TokenCounts, take: Take | None, sampling_params):
     from vllm.sampling_params import RequestOutputKind
 
     comes_whole = sampling_params.output_kind != RequestOutputKind.DELTA
     counts.uncounted += comes_whole  # until it is there; before that a client may leave
-    seen: dict[int, int] = {}  # tokens of each answer
+    seen: dict[int, list[int]] = {}  # ids of each answer
     async with aclosing(answers):
         async for output in answers:
+            prompt = output.prompt_token_ids or ()
             if not seen:
-                counts.prompt = (counts.prompt or 0) + len(output.prompt_token_ids or ())
+                counts.prompt = (counts.prompt or 0) + len(prompt)
             for answer in output.outputs:
-                before, new = seen.get(answer.index, 0), len(answer.token_ids)
-                seen[answer.index] = new if comes_whole else before + new
-                counts.answer += seen[answer.index] - before
+                ids = seen.setdefault(answer.index, [])
+                before = len(ids)
+                ids[0 if comes_whole else before :] = answer.token_ids
+                counts.answer += len(ids) - before
                 for span in getattr(answer, "weight_versions", None) or ():
                     if span.version not in counts.versions:
                         counts.versions.append(span.version)
+                if take is not None and answer.finish_reason not in (None, "abort", "error"):
+                    take(list(prompt), ids)
             counts.uncounted -= comes_whole and output.finished
-            yield output
-
-
-async def _told(answers, take: Take, sampling_params):
-    from vllm.sampling_params import RequestOutputKind
-
-    is_part = sampling_params.output_kind == RequestOutputKind.DELTA
-    seen: dict[int, list[int]] = {}
-    async with aclosing(answers):
-        async for output in answers:
-            for answer in output.outputs:
-                own = seen.setdefault(answer.index, [])
-                own[len(own) if is_part else 0 :] = answer.token_ids
-                if answer.finish_reason not in (None, "abort", "error"):
-                    take(list(output.prompt_token_ids or ()), own)
             yield output
