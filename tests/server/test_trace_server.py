@@ -320,11 +320,11 @@ def check_death(server: Server) -> None:
         time.sleep(1)
         assert not any(one.done() for one in asked)
         engine.kill()
-        assert [one.result().status_code for one in asked] == [500, 500]
+        assert [one.result().status_code for one in asked] == [503, 503]
     assert value(metrics(server), "attnres_traces_total", outcome="failed") == failed + 1
     assert server.client.get("/ready").json()["reason"] == "The engine crashed."
     assert server.client.get("/health").status_code == 503
-    assert server.client.post("/v1/completions", json={"prompt": [3]}).status_code == 500
+    assert server.client.post("/v1/completions", json={"prompt": [3]}).status_code == 503
 
 
 def test_the_edits_of_the_model_are_told(server):
