@@ -105,11 +105,7 @@ class Asked:
 
     def connectors_of_states(self) -> str | None:
         """The flags of KV connectors, where the model has recurrent states."""
-        flags = {  # vLLM makes a connector of the second later
-            "--kv-transfer-config": self.vllm.kv_transfer_config,
-            "--kv-offloading-size": self.vllm.cache_config.kv_offloading_size,
-        }
-        given = [flag for flag, value in flags.items() if value is not None]
+        given = engine_config.connectors(self.vllm)
         has_states = given and self.family.state_bytes(self.model.attn_res_config, 2)
         return " and ".join(given) if has_states else None
 

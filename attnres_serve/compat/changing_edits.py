@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from attnres_serve import settings
+from attnres_serve.compat import engine_config
 from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.workarounds import replaced_weights, replacing_calls
 from attnres_serve.compat.workarounds.replacing_calls import EDITS, NotWholeError, set_problem
@@ -23,14 +24,20 @@ def check_start(vllm_config: Any) -> None:
     """Raise SettingError for an engine whose edits are to change and cannot."""
     if not settings.edits_change(vllm_config.additional_config):
         return
-    if (why := replaced_weights.problem(vllm_config)) is not None:
-        raise SettingError(f"{FLAG} replaces weights of sites; leave it out, as {why}")
+    found = replaced_weights.fixed(vllm_config)
+    if found is None and not engine_config.has_worker_extension(vllm_config):
+        found = "whose workers have another extension by --worker-extension-cls"
+    if found is not None:
+        raise SettingError(
+            f"edits cannot change in a running engine {found}; leave out {FLAG}, or --importance, "
+            "which needs it."
+        )
 
 
 def served(engine: Any) -> list[Edit]:
     """The edits of an engine, by its client."""
     found: list[Edit] | None = getattr(engine, _SERVED, None)
-    return settings.edits(engine.vllm_config.additional_config) if found is None else found
+    return (settings.edits(engine.vllm_config.additional_config) or []) if found is None else found
 
 
 async def change(engine: Any, edits: list[Edit]) -> None:

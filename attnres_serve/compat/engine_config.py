@@ -103,6 +103,15 @@ def uses_lora(vllm_config) -> bool:
     return vllm_config.lora_config is not None
 
 
+def connectors(vllm_config) -> list[str]:
+    """The flags of KV connectors; vLLM makes one of the second after it has called the plugin."""
+    flags = {
+        "--kv-transfer-config": vllm_config.kv_transfer_config,
+        "--kv-offloading-size": vllm_config.cache_config.kv_offloading_size,
+    }
+    return [flag for flag, value in flags.items() if value is not None]
+
+
 def uses_ray(vllm_config) -> bool:
     """Whether Ray starts the workers."""
     return vllm_config.parallel_config.distributed_executor_backend == "ray"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attnres_serve import formats
+from attnres_serve import formats, settings
 from attnres_serve.compat import device, engine_config, versions
 from attnres_serve.compat.asked import EXAMPLE, WIDEST, Asked
 from attnres_serve.errors import SettingError
@@ -18,6 +18,8 @@ from attnres_serve.lora.refusals import REMEDY
 LINEAR_SINCE = (0, 32)
 WITHOUT_DRAFTS = (0, 30)  # on a CPU
 CACHES = {"a KV cache": footprint.cached_layers, "a recurrent state": footprint.convolved_layers}
+# Of --load-format: whose tensors go through the model's own ``load_weights``.
+LOADING = ("auto", "safetensors", "fastsafetensors", "hf", "pt", "npcache", "runai_streamer")
 STAGES = (
     "set VLLM_PP_LAYER_PARTITION so that each stage has one, or a smaller --pipeline-parallel-size."
 )
@@ -188,6 +190,22 @@ RULES = (
         Asked.connectors_of_states,
         "a KV connector is set ({found}), which was not shown exact with the recurrent states of "
         "{asked.family.title}; start the server without it.",
+    ),
+    Rule(
+        lambda asked: (
+            settings.edits(asked.vllm.additional_config) is not None
+            and (name := asked.vllm.load_config.load_format) not in LOADING
+            and name
+        ),
+        "edits are written into what a model loads from a checkpoint, which --load-format {found} "
+        "passes by; leave out one of the two.",
+    ),
+    Rule(
+        lambda asked: (
+            asked.vllm.kv_transfer_config and settings.edits(asked.vllm.additional_config)
+        ),
+        "--attnres-edit is not supported with --kv-transfer-config, as a store may hold what other "
+        "edits computed; write the edits into a checkpoint by `attnres-serve convert --edit`.",
     ),
     Rule(Asked.beside_example, f"vLLM's {EXAMPLE} fails or answers wrongly with {{found}}."),
     Rule(

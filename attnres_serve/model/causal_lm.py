@@ -18,7 +18,6 @@ from attnres_serve.checkpoints.check import amount
 from attnres_serve.compat import decoder, engine_config, host, prepare, token_shards
 from attnres_serve.compat.renewal import Update
 from attnres_serve.depth import static_edits
-from attnres_serve.errors import SettingError
 from attnres_serve.families import BY_ARCHITECTURE, latent
 from attnres_serve.model import backend as backend_choice
 from attnres_serve.model import linear_attention, replacing, streams
@@ -75,17 +74,12 @@ class AttnResMixin(LoadingMixin):
         tokens = self.attn_res_chunk = vllm_config.scheduler_config.max_num_batched_tokens
         spec = stored = spec_of(config)
         # A draft model is another model, with other sites.
-        edits = [] if prefix == DRAFTS else settings.edits(vllm_config.additional_config)
-        is_edited = prefix != DRAFTS and settings.is_edited(vllm_config.additional_config)
-        if is_edited and vllm_config.load_config.load_format == "dummy":
-            raise SettingError(
-                "edits are written into the weights of a checkpoint, and with the load format "
-                "dummy none is read; leave out one of the two."
-            )
-        resolved = static_edits.resolve(edits, spec) if is_edited else None
+        edits = None if prefix == DRAFTS else settings.edits(vllm_config.additional_config)
+        resolved = None if edits is None else static_edits.resolve(edits, spec)
         if spec is None or stored is None:
             return
-        if is_edited and not spec.has_biases:  # sites with a recency bias store one bias per source
+        # Sites with a recency bias have one bias per source.
+        if resolved is not None and not spec.has_biases:
             spec = replace(spec, recency_bias=True)
         self.attn_res_backend, backend = backend_choice.choose(vllm_config)
         algorithm = self.attn_res_algorithm = backend_choice.choose_algorithm(

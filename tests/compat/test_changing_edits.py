@@ -182,8 +182,15 @@ def test_a_worker_never_raises() -> None:
 
 
 def test_an_engine_whose_edits_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaced_weights, "problem", lambda config: "weights stay; so it is.")
-    on = SimpleNamespace(additional_config={"attnres_edits_change": "on"})
-    with pytest.raises(SettingError, match=r"^--enable-attnres-edits .*weights stay; so it is\.$"):
+    parallel = SimpleNamespace(worker_extension_cls="attnres_serve.worker.WorkerExtension")
+    asked = {"attnres_edits_change": "on"}
+    on = SimpleNamespace(additional_config=asked, parallel_config=parallel)
+    monkeypatch.setattr(replaced_weights, "fixed", lambda config: None)
+    changing_edits.check_start(on)
+    parallel.worker_extension_cls = "theirs"
+    with pytest.raises(SettingError, match=r" whose workers have another extension .*; leave out"):
+        changing_edits.check_start(on)
+    monkeypatch.setattr(replaced_weights, "fixed", lambda config: "of this kind")
+    with pytest.raises(SettingError, match=r"^edits cannot .* of this kind; leave out --enable-"):
         changing_edits.check_start(on)
     changing_edits.check_start(SimpleNamespace(additional_config={}))

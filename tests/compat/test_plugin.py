@@ -585,6 +585,30 @@ def test_what_the_example_of_a_kv_connector_is_refused_with(
             plugin.on_config(config)
 
 
+def test_edits_and_a_store_of_what_others_computed() -> None:
+    config = vllm_config(kv_transfer_config=connector("NixlConnector"))
+    config.additional_config = {"attnres_edits": [{"mean": True}]}
+    with pytest.raises(SettingError, match=r"^--attnres-edit .* by `attnres-serve convert --edit`"):
+        rules.require(Asked(config))
+    config.additional_config = {}
+    rules.require(Asked(config))
+
+
+@pytest.mark.parametrize("name", ["dummy", "sharded_state", "tensorizer", "of a plugin"])
+@pytest.mark.parametrize(
+    "asked", [{"attnres_edits": [{"mean": True}]}, {"attnres_edits_change": "on"}], ids=str
+)
+def test_edits_and_a_loader_that_passes_the_model_by(asked: dict[str, Any], name: str) -> None:
+    """Nothing would write them, and answers would be those of the model without them."""
+    config = vllm_config(load_config=SimpleNamespace(load_format=name))
+    rules.require(Asked(config))
+    config.additional_config = asked
+    with pytest.raises(SettingError, match=f"--load-format {name} passes by"):
+        rules.require(Asked(config))
+    config.load_config.load_format = "safetensors"
+    rules.require(Asked(config))
+
+
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next", "kimi_linear"])
 @pytest.mark.parametrize("flag", ["--kv-transfer-config", "--kv-offloading-size"])
 def test_recurrent_states_go_through_no_kv_connector(flag: str, family: str) -> None:

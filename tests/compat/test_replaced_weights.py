@@ -51,6 +51,7 @@ def made_up(**more: Any) -> Any:
         "lora_config": None,
         "speculative_config": None,
         "kv_transfer_config": None,
+        "cache_config": SimpleNamespace(kv_offloading_size=None),
         "weight_transfer_config": SimpleNamespace(backend=BACKEND),
         "load_config": SimpleNamespace(load_format="auto"),
         "parallel_config": SimpleNamespace(
@@ -75,6 +76,10 @@ REASONS = (
     ("with weights quantized by fp8", {"quantization": "fp8"}),
     ("with LoRA adapters", {"lora_config": SOME}),
     ("with a KV connector, which would keep what the old", {"kv_transfer_config": SOME}),
+    (
+        "with a KV connector, which would",
+        {"cache_config": SimpleNamespace(kv_offloading_size=1.0)},
+    ),
     (
         "of several replicas",
         {"parallel_config": SimpleNamespace(data_parallel_size=2, _api_process_count=1)},

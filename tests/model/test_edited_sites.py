@@ -128,14 +128,13 @@ def test_weights_that_take_the_place_of_others_are_edited_too(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("edits", "options", "sentence"),
+    ("edits", "sentence"),
     [
-        ([{"sites": [99], "mean": True}], {}, "there is no site 99"),
-        ([MASK | {"tokens": [3]}], {}, "holds for every token"),
-        ([MASK], {"load_format": "dummy"}, "with the load format dummy none is read"),
+        ([{"sites": [99], "mean": True}], "there is no site 99"),
+        ([MASK | {"tokens": [3]}], "holds for every token"),
     ],
 )
-def test_edits_that_cannot_be_served(edits, options, sentence):
-    config = vllm_config(BLOCK, additional_config={"attnres_edits": edits} | TORCH, **options)
+def test_edits_that_cannot_be_served(edits, sentence):
+    config = vllm_config(BLOCK, additional_config={"attnres_edits": edits} | TORCH)
     with pytest.raises(SettingError, match=sentence):
         load(config)

@@ -5,16 +5,23 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from adapters import linear_layers, write_merged
 from faults import until
 from safetensors.torch import load_file
 from serving import DEMO, Server, running_demo
 
 from attnres_serve import WeightSender
+from attnres_serve.checkpoints.checked import check_folder
+from attnres_serve.depth import edit_words
+from attnres_serve.depth.edits import Edit
+from attnres_serve.verify import oracle
+from attnres_serve.verify.command import edits_by_site
 from tests.server.test_statistics import URL, check, mean_of_traces
 
 pytestmark = pytest.mark.engine
@@ -251,3 +258,22 @@ def test_two_workers_change_together(tmp_path: Path, server: Server) -> None:
         put(two, MASKED)
         counted(two, 0)
         check_statistics(two, restarts=4)
+
+
+def test_an_adapter_is_served_under_the_edits(tmp_path: Path) -> None:
+    """It answers as the weights that it is merged into, under the same edits."""
+    layers = linear_layers(load_file(DEMO / "model.safetensors"))
+    merged = write_merged(tmp_path / "adapter", DEMO, layers)
+    model, parsed = oracle.load(merged), check_folder(merged).translated("merged")
+    flags = ("--enable-lora", "--max-lora-rank=8", f"--lora-modules=adapter={tmp_path / 'adapter'}")
+    with running(tmp_path / "log", *flags) as found:
+        found.client.headers["authorization"] = f"Bearer {KEY}"
+        for edits in (MASKED, EVEN, []):
+            put(found, edits)
+            words = [edit_words.write(Edit.model_validate(edit)) for edit in edits]
+            spec = replace(model.spec, edits=edits_by_site(words, parsed))
+            wanted = float(model.with_spec(spec).logprobs(PROMPT)[-1].max())
+            for _ in range(2):  # the second time the prefix is in the cache
+                answer = found.complete(PROMPT, model="adapter", logprobs=0, max_tokens=1)
+                (logprob,) = answer["choices"][0]["logprobs"]["token_logprobs"]
+                assert logprob == pytest.approx(wanted, abs=BOUND, rel=2e-5)

@@ -30,22 +30,30 @@ BACKEND = "shared_memory"
 WAY = "start a new engine with the new weights."
 
 
+def fixed(vllm_config: Any) -> str | None:
+    """What makes that nothing of a model can change in an engine; None where something can."""
+    reasons = {
+        "on a GPU, where that was never tried": not device.is_cpu(),
+        "of a vLLM before 0.32, with which that was not tried": versions.is_older_than(SINCE),
+        "with a KV connector, which would keep what the old ones computed": (
+            engine_config.connectors(vllm_config)
+        ),
+        "of several replicas": vllm_config.parallel_config.data_parallel_size > 1,
+        # Each would know of its own updates alone.
+        "behind several API servers": not engine_config.is_only_api_server(vllm_config),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), None)
+
+
 def problem(vllm_config: Any) -> str | None:
     """Why weights cannot be replaced in an engine, in one sentence; None where they can."""
     load_format = vllm_config.load_config.load_format
     quantized = vllm_config.model_config.quantization
     reasons = {
-        "on a GPU, where that was never tried": not device.is_cpu(),
-        "of a vLLM before 0.32, with which that was not tried": versions.is_older_than(SINCE),
+        fixed(vllm_config): fixed(vllm_config),
         f"with weights quantized by {quantized}": quantized not in QUANTIZED,
         "with LoRA adapters": engine_config.uses_lora(vllm_config),
-        "with a KV connector, which would keep what the old ones computed": (
-            vllm_config.kv_transfer_config is not None
-        ),
         f"with --load-format {load_format}": load_format not in FORMATS,
-        "of several replicas": vllm_config.parallel_config.data_parallel_size > 1,
-        # Each would know of its own updates alone.
-        "behind several API servers": not engine_config.is_only_api_server(vllm_config),
     }
     found = next((reason for reason, is_so in reasons.items() if is_so), None)
     return found and f"weights cannot be replaced in a running engine {found}; {WAY}"
