@@ -27,13 +27,13 @@ class Turns:
         """No request runs within.
 
         Raises:
-            TimeoutError: some still run after so many seconds.
+            TimeoutError: some, or another change, still run after so many seconds.
         """
-        async with self._changing:
+        async with asyncio.timeout(seconds) as limit, self._changing:
             self._open.clear()
             try:
-                async with asyncio.timeout(seconds):
-                    await self._idle.wait()
+                await self._idle.wait()
+                limit.reschedule(None)
                 yield
             finally:
                 self._open.set()

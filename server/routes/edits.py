@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from attnres_serve.compat import changing_edits, requests
 from attnres_serve.depth import static_edits
@@ -16,6 +16,7 @@ from attnres_serve.server.routes.weights import of_update
 from attnres_serve.server.turns import Turns
 
 PATH = "/v1/attn_res/edits"
+CLOSED = {PATH: f"{changing_edits.FLAG} and an API key"}  # what opens it
 LONGEST = 600.0  # seconds
 
 router = APIRouter(tags=["Attention Residuals"], responses=refusal.REFUSALS)
@@ -28,10 +29,8 @@ def attach(app: FastAPI) -> None:
     app.state.attn_res_turns = Turns()
 
 
-class NewEdits(BaseModel):
+class NewEdits(BaseModel, extra="forbid"):
     """Edits that take the place of those that are served."""
-
-    model_config = ConfigDict(extra="forbid")
 
     edits: list[Edit] = Field(max_length=MOST, description="for every token; none for no edits")
     wait: float = Field(
@@ -68,6 +67,6 @@ async def change(body: NewEdits, request: Request) -> ServedEdits:
     except TimeoutError:
         raise HTTPException(
             409,
-            f"Requests still run after {body.wait:g} seconds, so the edits stay as they are; give "
-            f"them longer by `wait`, at most {LONGEST:g}.",
+            f"Requests or another change still run after {body.wait:g} seconds, so the edits stay "
+            f"as they are; give them longer by `wait`, at most {LONGEST:g}.",
         ) from None

@@ -75,3 +75,19 @@ def test_a_change_that_gives_up_lets_requests_go_on() -> None:
                 raise AssertionError("requests run")
 
     asyncio.run(run())
+
+
+def test_a_change_waits_for_another_no_longer_than_it_says() -> None:
+    async def run() -> None:
+        turns = Turns()
+        async with turns.change(0):
+            with pytest.raises(TimeoutError):
+                await asyncio.create_task(enter(turns, 0.01))
+            await asyncio.sleep(0.02)  # what has begun is not cut off
+        await enter(turns, 0)
+
+    async def enter(turns: Turns, seconds: float) -> None:
+        async with turns.change(seconds):
+            pass
+
+    asyncio.run(run())
