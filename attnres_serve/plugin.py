@@ -69,7 +69,7 @@ def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
     if (found := next(own, None)) is None:
         return False
     wanted = settings.choice(additional_config, settings.NATIVE_KEY)
-    if settings.is_edited(additional_config):
+    if settings.edits(additional_config) is not None:
         if wanted == "on":
             raise SettingError(
                 "attnres_native is 'on', and vLLM's own class has no edits; leave out one of the "

@@ -59,17 +59,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"tokens of the smallest step that they are divided in (default: {SHARD_TOKENS})",
     )
-    parser.add_argument(
-        f"--{EDIT.replace('_', '-')}",
-        action="append",
-        metavar="EDIT",
-        help="serve the model under an edit of what its sites read, for example "
-        "'mask sources=\"block 2\"'; may be given several times",
-    )
+    add_edits(parser, EDIT, "serve the model under an edit of what its sites read")
     parser.add_argument(
         f"--{UNTRACED.replace('_', '-')}",
         action=argparse.BooleanOptionalAction,
         help="answer no POST /v1/attn_res/trace",
+    )
+
+
+def add_edits(
+    parser: argparse.ArgumentParser, name: str, what: str, example: str = 'mask sources="block 2"'
+) -> None:
+    """Add a flag whose values ``edit_words.each`` reads."""
+    parser.add_argument(
+        f"--{name.replace('_', '-')}",
+        action="append",
+        default=[],
+        metavar="EDIT",
+        help=f"{what}, for example '{example}'; may be given several times",
     )
 
 
@@ -88,8 +95,8 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     if words := flags.get(EDIT):
         from attnres_serve.depth import edit_words, static_edits  # not for every command
 
-        name = f"--{EDIT.replace('_', '-')}"
-        found[EDITS_KEY] = static_edits.to_json([edit_words.read(text, name) for text in words])
+        edits = edit_words.each(words, f"--{EDIT.replace('_', '-')}")
+        found[EDITS_KEY] = static_edits.to_json(edits)
     return found
 
 
@@ -116,11 +123,15 @@ def choice(additional_config: Any, wanted: str) -> str:
     return found
 
 
-def edits(additional_config: Any) -> "list[Edit]":
-    """The edits that a model is served under; SettingError if they are no list of edits."""
-    choice(additional_config, TRACE_KEY)  # that it is an object, of known keys
-    if not (found := (additional_config or {}).get(EDITS_KEY, [])):
-        return []
+def edits(additional_config: Any) -> "list[Edit] | None":
+    """The edits that a model is served under; None if it has none and cannot have some later.
+
+    Raises:
+        SettingError: they are no list of edits.
+    """
+    changes = edits_change(additional_config)
+    if not (found := (additional_config or {}).get(EDITS_KEY)):
+        return [] if changes else None
     from attnres_serve.depth import static_edits
 
     return static_edits.from_json(found, EDITS_KEY)
@@ -131,17 +142,12 @@ def edits_change(additional_config: Any) -> bool:
     return choice(additional_config, CHANGE_EDITS_KEY) == "on"
 
 
-def is_edited(additional_config: Any) -> bool:
-    """Whether a model has edits, or may have some later."""
-    return edits_change(additional_config) or bool(edits(additional_config))
-
-
 def require_edits(additional_config: Any, spec: "AttnResSpec | None") -> None:
     """Raise SettingError where a model cannot be served under the edits that are asked for."""
-    if is_edited(additional_config):
+    if (found := edits(additional_config)) is not None:
         from attnres_serve.depth import static_edits
 
-        static_edits.resolve(edits(additional_config), spec)
+        static_edits.resolve(found, spec)
 
 
 def traces(additional_config: Any) -> bool:

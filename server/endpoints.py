@@ -9,6 +9,7 @@ from starlette.middleware import Middleware
 
 from attnres_serve import settings
 from attnres_serve.compat import (
+    changing_edits,
     engine_config,
     host,
     openai_app,
@@ -17,7 +18,6 @@ from attnres_serve.compat import (
     token_counts,
     token_shards,
 )
-from attnres_serve.compat.changing_edits import FLAG
 from attnres_serve.depth.sites import sites
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import access_log, lifecycle, metrics, refusal
@@ -75,7 +75,7 @@ class EndpointPlugin:
         if spec is not None:
             rows = max(site.num_sources for site in sites(spec))
             config = engine_client.vllm_config
-            metrics.tell_edits(settings.edits(config.additional_config))
+            metrics.tell_edits(changing_edits.served(engine_client))
             metrics.bank.set(rows * engine_config.bytes_of_a_row(config, token_shards.most(config)))
             if engine_config.is_first_api_server(engine_client.vllm_config):
                 state.attn_res_counting = asyncio.create_task(info.keep_counting(engine_client))
@@ -109,7 +109,7 @@ def protect(app: FastAPI) -> None:
             policy.public_metrics,
             local_only=not keys and place == "loopback",
             closed=openai_app.closed_routes(args)
-            | ({} if _may_change_edits(args) else {edits.PATH: f"{FLAG} and an API key"}),
+            | ({} if _may_change_edits(args) else edits.CLOSED),
         ),
         Middleware(Limits, policy),
         Middleware(HeadRequests),

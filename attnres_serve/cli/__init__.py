@@ -8,7 +8,7 @@ import sys
 import textwrap
 from itertools import pairwise
 
-from attnres_serve import __version__, output, sentences
+from attnres_serve import __version__, output, sentences, settings
 from attnres_serve.bench import command as bench
 from attnres_serve.checkpoints import check
 from attnres_serve.compat import arguments as vllm_arguments
@@ -133,14 +133,7 @@ def build_parser() -> argparse.ArgumentParser:
         "names or their beginnings up to a dot. A * stands for the same text without a dot in "
         "both. Repeat it for more; each rename reads what the ones before it left",
     )
-    convert.add_argument(
-        "--edit",
-        action="append",
-        default=[],
-        metavar="EDIT",
-        help="write an edit of what sites read into the weights, for example "
-        "'mask sources=\"block 2\"'; may be given several times, and writes the house format",
-    )
+    settings.add_edits(convert, "edit", "write an edit of what sites read, in the house format")
     convert.add_argument("--dry-run", action="store_true", help="only say what would be written")
     verify.add_arguments(
         add(

@@ -1,11 +1,12 @@
 """Edits as a command line has them, such as ``mask sites=9,final sources="block 2"``."""
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
-from attnres_serve.depth.edits import KINDS, OLD, Edit, TokenRange
+from attnres_serve.depth.edits import KINDS, MOST, OLD, Edit, TokenRange
 from attnres_serve.errors import SettingError
 
 
@@ -25,19 +26,26 @@ def read(text: str, name: str = "--edit") -> Edit:
         kind, *fields = [("mask" if part[0] == OLD else part[0], part[2]) for part in parts]
     except ValueError:
         raise SettingError(f"{name}: {text!r} cannot be read; expected {_EDIT}.") from None
-    found: dict[str, Any] = {}
+    given: dict[str, str] = {}
     for field, value in (kind, *fields):
-        if field in found or (field in KINDS) != (not found):
+        if field in given or (field in KINDS) != (not given):
             raise SettingError(f"{name}: {field!r} stands where it cannot; expected {_EDIT}.")
-        found[field] = _field(field, value)
+        given[field] = value
     try:
-        return Edit.model_validate(found)
+        return Edit.model_validate({field: _field(field, value) for field, value in given.items()})
     except ValidationError as error:
         place = str((*error.errors()[0]["loc"], kind[0])[0])
         if place not in _VALUES:
             raise SettingError(f"{name}: {place!r} is no field; expected {_EDIT}.") from None
-        value = next(value for field, value in (kind, *fields) if field == place)
-        raise SettingError(f"{name}: {place} is {value!r}; expected {_VALUES[place]}.") from None
+        said = f"{name}: {place} is {given[place]!r}; expected {_VALUES[place]}."
+        raise SettingError(said) from None
+
+
+def each(texts: Sequence[str], name: str = "--edit") -> list[Edit]:
+    """The edits that a flag gives; SettingError if there are too many, or as ``read``."""
+    if len(texts) > MOST:
+        raise SettingError(f"{name} is given {len(texts)} times; expected at most {MOST} times.")
+    return [read(text, name) for text in texts]
 
 
 def write(edit: Edit) -> str:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from attnres_serve import mistakes
 from attnres_serve.depth import edits as of_tokens
 from attnres_serve.depth.edits import MOST, Edit, Resolved
-from attnres_serve.depth.sites import sites
+from attnres_serve.depth.sites import Site, sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels.interface import MASKED
@@ -39,8 +39,10 @@ class SiteEdit(NamedTuple):
     gives: bool = False
 
 
-def resolve(edits: Sequence[Edit], spec: AttnResSpec | None) -> dict[int, SiteEdit]:
-    """What edits make of the sites that they change, by the sites' indices.
+def of_sites(
+    edits: Sequence[Edit], spec: AttnResSpec | None
+) -> list[tuple[str, Site, Resolved, list[int]]]:
+    """Edits of every token, in order, at each of their sites: name, site, edit and source numbers.
 
     Args:
         edits: in the order in which they are applied.
@@ -59,24 +61,37 @@ def resolve(edits: Sequence[Edit], spec: AttnResSpec | None) -> dict[int, SiteEd
                 "out, or ask for a trace with this edit."
             )
     all_sites = sites(spec)
+    found = [
+        (f"edits[{at}]", all_sites[index], one, columns)
+        for at, one in enumerate(of_tokens.resolve(edits, all_sites, length=1))
+        for index, columns in one.sites
+    ]
+    for name, site, one, columns in found:
+        if one.kind == "scale" and len(columns) < site.num_sources:
+            raise SettingError(
+                f"{name} scales {len(columns)} of the {site.num_sources} sources of site "
+                f"{site.index} ({site.name}), and an edit of a model scales all of them; leave "
+                "`sources` out, or ask for a trace with this edit."
+            )
+    return found
+
+
+def resolve(edits: Sequence[Edit], spec: AttnResSpec | None) -> dict[int, SiteEdit]:
+    """What edits make of the sites that they change, by the sites' indices.
+
+    Raises:
+        SettingError: as ``of_sites``, or factors are too large.
+    """
     found: dict[int, SiteEdit] = {}
-    for at, one in enumerate(of_tokens.resolve(edits, all_sites, length=1)):
-        for index, columns in one.sites:
-            count = all_sites[index].num_sources
-            before = found.get(index, SiteEdit(1.0, (0.0,) * count))
-            if one.kind == "scale" and len(columns) < count:
-                raise SettingError(
-                    f"edits[{at}] scales {len(columns)} of the {count} sources of site {index} "
-                    f"({all_sites[index].name}), and an edit of a model scales all of them; leave "
-                    "`sources` out, or ask for a trace with this edit."
-                )
-            after = found[index] = _edited(before, one, columns)
-            unmasked = (number for number in after.bias if number != MASKED)
-            if max(abs(after.factor), *(abs(number) / 100 for number in unmasked)) > MOST_FACTOR:
-                raise SettingError(
-                    f"edits[{at}] scales site {index} ({all_sites[index].name}) by more than "
-                    f"{MOST_FACTOR:.0f} together with the edits before it; give smaller factors."
-                )
+    for name, site, one, columns in of_sites(edits, spec):
+        before = found.get(site.index, SiteEdit(1.0, (0.0,) * site.num_sources))
+        after = found[site.index] = _edited(before, one, columns)
+        unmasked = (number for number in after.bias if number != MASKED)
+        if max(abs(after.factor), *(abs(number) / 100 for number in unmasked)) > MOST_FACTOR:
+            raise SettingError(
+                f"{name} scales site {site.index} ({site.name}) by more than {MOST_FACTOR:.0f} "
+                "together with the edits before it; give smaller factors."
+            )
     return found
 
 

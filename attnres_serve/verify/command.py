@@ -3,15 +3,15 @@
 import argparse
 import json
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnres_serve import output, settings
 from attnres_serve.checkpoints import needs, tokenizer
 from attnres_serve.checkpoints.checked import Checkpoint, check_folder
 from attnres_serve.checkpoints.finite import check_folder_is_finite
-from attnres_serve.depth.sites import sites
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.model import backend as backend_choice
@@ -29,14 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare with this checkpoint, for example the one it was converted from (default: "
         "itself)",
     )
-    parser.add_argument(
-        "--edit",
-        action="append",
-        default=[],
-        metavar="EDIT",
-        help="compare with the float64 model under an edit of what its sites read, as CHECKPOINT "
-        "was converted or is served by --attnres-edit; may be given several times",
-    )
+    what = "compare with the float64 model under an edit of what its sites read, as CHECKPOINT has"
+    settings.add_edits(parser, "edit", what)
     parser.add_argument("--text", metavar="FILE", help="text to run over (default: one of ours)")
     parser.add_argument(
         "--tokens",
@@ -91,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         check_folder_is_finite(path)
     additional_config = settings.given(vars(options))
     settings.require_edits(additional_config, served.spec)
-    edits = edits_by_site(settings.given({settings.EDIT: options.edit}), parsed)
+    edits = edits_by_site(options.edit, parsed)
     limits = passages.limits(served, parsed)
     tokens = passages.tokens(served, limits, options.tokens, str(folder))
     prompts = passages.passages(folder, options.text, tokens, options.passages)
@@ -111,19 +105,16 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report.holds else 1
 
 
-def edits_by_site(
-    additional_config: dict[str, Any], parsed: ParsedConfig
-) -> dict[int, list["Edit"]]:
-    """The edits of the float64 model, by site."""
-    settings.require_edits(additional_config, parsed.spec)
-    from attnres_serve.depth.edits import resolve  # imports pydantic
+def edits_by_site(texts: Sequence[str], parsed: ParsedConfig) -> dict[int, list["Edit"]]:
+    """The edits of the float64 model from the values of ``--edit``, by site."""
+    if not texts:
+        return {}
+    from attnres_serve.depth import edit_words, static_edits  # they import pydantic
     from attnres_serve.verify.oracle.edits import Edit
 
     edits: dict[int, list[Edit]] = {}
-    requested = settings.edits(additional_config)
-    for one in resolve(requested, sites(parsed.spec), 1) if parsed.spec else ():
-        for site, sources in one.sites:
-            edits.setdefault(site, []).append(Edit(one.kind, sources, one.values))
+    for _, site, one, sources in static_edits.of_sites(edit_words.each(texts), parsed.spec):
+        edits.setdefault(site.index, []).append(Edit(one.kind, sources, one.values))
     return edits
 
 

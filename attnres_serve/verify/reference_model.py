@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,9 @@ class ReferenceModel(nn.Module):
         self._spec = model.spec
         for name, tensor in model.weights.items():
             *parts, leaf = name.split(".")
-            place: nn.Module = self
+            place: Any = self
             for part in parts:
-                if part not in place._modules:
-                    place.add_module(part, nn.Module())
-                place = place.get_submodule(part)
+                place = place._modules.setdefault(part, nn.Module())
             place.register_parameter(leaf, nn.Parameter(tensor.to(dtype, copy=True)))
 
     def forward(self, ids: Sequence[int] | Tensor) -> Tensor:

@@ -139,7 +139,8 @@ def unedited(name: str, folder: Path):
 def edited(name: str, folder: Path, edits: list[dict[str, Any]]):
     """The float64 model of an unedited checkpoint, with the edits."""
     model = unedited(name, folder)
-    found = edits_by_site({EDITS_KEY: edits}, check_folder(folder).translated(name))
+    words = [edit_words.write(Edit.model_validate(edit)) for edit in edits]
+    found = edits_by_site(words, check_folder(folder).translated(name))
     return model.with_spec(replace(model.spec, edits=found))
 
 

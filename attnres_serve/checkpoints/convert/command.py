@@ -59,8 +59,7 @@ def convert(
     size = zero_queries_block_size if adds_queries else block_size
     found = tuple(map(Rename.read, renames))
     opened = open_source(Asked(source, target, to_house, adds_queries, size, found))
-    each = [edit_words.read(text) for text in edits]
-    plan = make_plan(opened, to_house, zero_queries_block_size, each)
+    plan = make_plan(opened, to_house, zero_queries_block_size, edit_words.each(edits))
     room = shutil.disk_usage(folder.parent).free
     if plan.size > room:
         raise SettingError(
