@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnres_serve import output, sentences
+from attnres_serve import output, sentences, settings
 from attnres_serve.errors import SettingError
 from attnres_serve.lens.pictures import FIGURES, out_path
 
@@ -70,14 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="greedy tokens of an answer, which are looked at as well (default: 0)",
     )
-    parser.add_argument(
-        "--edit",
-        action="append",
-        default=[],
-        metavar="EDIT",
-        help='change what sites read, for example \'mask sites=9,final sources="block 2" '
-        "tokens=4:9'; may be given several times",
-    )
+    example = 'mask sites=9,final sources="block 2" tokens=4:9'
+    settings.add_edits(parser, "edit", "change what sites read", example)
     parser.add_argument(
         "--lens",
         type=int,
@@ -168,9 +162,13 @@ def run(checkpoint: str | None, options: argparse.Namespace, flags: list[str]) -
                 bar.set_description("asking the server")
                 trace = ask.ask(server, options.prompt, _trace_options(options))
         else:
-            from attnres_serve.lens import inputs
+            from attnres_serve.lens import files
 
-            trace = inputs.trace(options.source)
+            trace = files.read(Path(options.source), "--from")
+            if not trace.sites or not trace.tokens:
+                raise SettingError(
+                    f"--from: {options.source} has no tokens or no sites: there is nothing to draw."
+                )
         positions = [one.position for one in trace.tokens]
         token = positions[-1] if options.token is None else options.token
         _check_token(token, positions)
@@ -228,10 +226,13 @@ def _check(checkpoint: str | None, options: argparse.Namespace, flags: list[str]
         if others:
             raise SettingError(f"{others[0]} is for a new trace; with --from there is one already.")
     elif options.data is None:
+        from attnres_serve.depth import edit_words, edits
         from attnres_serve.lens import inputs
 
         options.prompt = inputs.prompt(options.prompt, options.prompt_file)
-        options.edits = inputs.edits(options.edit, options.max_tokens)
+        options.edits = edit_words.each(options.edit)
+        if options.edits:
+            edits.require_few_tokens(options.max_tokens, "--max-tokens", "--edit")
     suffix = Path(options.out or OUT).suffix.lower()
     if options.lens is not None and suffix != ".json":
         raise SettingError(f"--lens has its place in a .json file; --out is {options.out or OUT}.")

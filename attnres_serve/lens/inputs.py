@@ -1,16 +1,11 @@
-"""Inputs of `attnres-serve inspect`: a prompt, texts, edits, or the file of a trace."""
+"""Inputs of `attnres-serve inspect`: a prompt, or texts."""
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from attnres_serve import texts
-from attnres_serve.depth import edit_words
-from attnres_serve.depth.edits import MOST, Edit, require_few_tokens
 from attnres_serve.errors import SettingError
-from attnres_serve.lens import files
-from attnres_serve.tracing.answer import TraceAnswer
 
 STDIN = "-"
 
@@ -63,33 +58,3 @@ def data(path: str) -> list[str]:
         raise SettingError(
             f'--data: {path} has no texts ({error}); expected lines as {{"text": "import os"}}.'
         ) from None
-
-
-def trace(path: str) -> TraceAnswer:
-    """A trace that ``--out FILE.json``, the server's route or ``Trace.save`` wrote.
-
-    Raises:
-        SettingError: the file is no trace, its numbers do not fit its tokens and sources, or it
-            has nothing to draw.
-    """
-    content = files.read(Path(path), "--from")
-    if not content.sites or not content.tokens:
-        raise SettingError(f"--from: {path} has no tokens or no sites: there is nothing to draw.")
-    return content
-
-
-def edits(texts: Sequence[str], max_tokens: int) -> list[Edit]:
-    """The edits of ``--edit``.
-
-    Args:
-        texts: the values of the flag, see ``edit_words.read``.
-        max_tokens: maximum number of generated tokens.
-
-    Raises:
-        SettingError: there are too many edits or tokens, or one is invalid.
-    """
-    if len(texts) > MOST:
-        raise SettingError(f"--edit is given {len(texts)} times; expected at most {MOST} times.")
-    if texts:
-        require_few_tokens(max_tokens, "--max-tokens", "--edit")
-    return [edit_words.read(text) for text in texts]

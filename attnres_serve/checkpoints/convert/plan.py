@@ -115,7 +115,11 @@ def make_plan(
             f"{source.folder} is in safetensors already, in the {source.parsed.format} format"
             f"{mend or '.'}"
         )
-    config = source.config if keeps_format else house_config(_biased(source.parsed, resolved))
+    parsed = source.parsed
+    if resolved is not None and parsed.spec is not None:  # each site has its own
+        biased = replace(parsed.spec, source_bias=True, recency_bias=False, shared_queries=None)
+        parsed = replace(parsed, spec=biased)
+    config = source.config if keeps_format else house_config(parsed)
     if edits:  # after those that it has
         before = source.config[house.KEY] if source.parsed.format == house.NAME else {}
         config[house.KEY][EDITS] = [*before.get(EDITS, ()), *static_edits.to_json(edits)]
@@ -155,14 +159,6 @@ def _zero_queries(source: Source, places: list[int]) -> dict[str, Tensor]:
         added[tensor_name(place, "proj", layout)] = torch.zeros((1, hidden), dtype=dtype)
         added[tensor_name(place, "norm", layout)] = torch.ones(hidden, dtype=dtype)
     return added
-
-
-def _biased(parsed: ParsedConfig, edits: Mapping[int, SiteEdit] | None) -> ParsedConfig:
-    """What a model becomes under edits: each of its sites has a query and a bias of its own."""
-    if edits is None or parsed.spec is None:
-        return parsed
-    own = replace(parsed.spec, source_bias=True, recency_bias=False, shared_queries=None)
-    return replace(parsed, spec=own)
 
 
 def house_config(parsed: ParsedConfig) -> dict[str, Any]:
