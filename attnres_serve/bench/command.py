@@ -202,7 +202,7 @@ def _in_engines(
         "config": {
             "checkpoint": folder.name,
             "format": parsed.format,
-            "backbone": parsed.base,
+            "backbone": parsed.family,
             "layers": parsed.config["num_hidden_layers"],
             "hidden_size": parsed.config["hidden_size"],
             "blocks": parsed.spec.num_blocks if parsed.spec else 0,

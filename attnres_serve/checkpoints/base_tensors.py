@@ -20,7 +20,7 @@ class BaseTensors:
     """What the configuration of a base model asks of a checkpoint.
 
     Attributes:
-        config: the config.json of the base family.
+        config: the config.json of the family.
         needed: shape of every weight, unquantised.
         reordered: linear layers that vLLM does not run as they are stored, see ``Family``.
         quantisation: the ``quantization_config``, empty where there is none.

@@ -28,7 +28,7 @@ def check(name: str, parsed: ParsedConfig, arguments: Arguments) -> None:
     Raises:
         SettingError: in one sentence, with the flag and what it may be.
     """
-    family, config = FAMILIES[parsed.base], parsed.config
+    family, config = FAMILIES[parsed.family], parsed.config
     if not device.is_cpu() or not family.cache_elements(config):
         return
     step, given = source.block_step() or 1, arguments.block_size

@@ -68,7 +68,7 @@ def of(name: str, parsed: ParsedConfig, arguments: Arguments | None = None) -> C
     left_to_vllm = given is None and arguments.has(*LEFT_TO_VLLM)
     if left_to_vllm or not device.is_cpu():
         return None
-    family, config = FAMILIES[parsed.base], parsed.config
+    family, config = FAMILIES[parsed.family], parsed.config
     asked = arguments.length
     context = asked or needs.context(config)
     asked_workers = workers_of(arguments)

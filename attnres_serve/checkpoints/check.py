@@ -99,11 +99,11 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     types = stored_dtypes([*base, *own])
     all_sites = sites(spec) if spec else ()
     rows = max((site.num_sources for site in all_sites), default=0)
-    family = FAMILIES[parsed.base]
+    family = FAMILIES[parsed.family]
     bank = rows * config["hidden_size"] * BYTES[dtype]
     return {
         "format": parsed.format,
-        "backbone": parsed.base,
+        "backbone": parsed.family,
         "architecture": family.architecture,
         "hidden_size": config["hidden_size"],
         "head_size": family.head_size(config),

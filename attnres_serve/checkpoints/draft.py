@@ -129,9 +129,9 @@ def _check_model(target: ParsedConfig, model: Any, revision: str | None) -> None
             f"the draft model {model} has a vocabulary of {size} tokens and the target one of "
             f"{wanted}; choose a draft with the target's tokenizer."
         )
-    if draft.parsed is not None and FAMILIES[draft.parsed.base].draft is not None:
+    if draft.parsed is not None and FAMILIES[draft.parsed.family].draft is not None:
         raise CheckpointError(
-            f"the draft model {model} is of the family {FAMILIES[draft.parsed.base].title}, of "
+            f"the draft model {model} is of the family {FAMILIES[draft.parsed.family].title}, of "
             "which vLLM takes every draft for a checkpoint's own head; choose a draft of another "
             "family."
         )
@@ -170,10 +170,11 @@ def check_hook(target: ParsedConfig, method: str) -> None:
     Raises:
         CheckpointError: it does not.
     """
-    if Limit.SHOWN_LAYERS in FAMILIES[target.base].limits:
+    if Limit.SHOWN_LAYERS in FAMILIES[target.family].limits:
         raise CheckpointError(
-            f"speculative decoding by {method!r} is not supported for {FAMILIES[target.base].title}"
-            ", whose class in vLLM hands on nothing from between its layers; "
+            f"speculative decoding by {method!r} is not supported for "
+            f"{FAMILIES[target.family].title}, whose class in vLLM hands on nothing from between "
+            "its layers; "
             "`draft_model` takes drafts of another model."
         )
 
@@ -185,7 +186,7 @@ def head_problem(target: ParsedConfig, index: TensorIndex | None) -> str | None:
         target: what the resolver made of config.json.
         index: the checkpoint's tensors, None where they cannot be had.
     """
-    family = FAMILIES[target.base]
+    family = FAMILIES[target.family]
     if family.draft is None:
         return (
             f"needs a draft head, and none of {family.title} is supported; for drafts of another "

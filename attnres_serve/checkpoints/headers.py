@@ -27,7 +27,7 @@ def check_headers(
     Raises:
         CheckpointError: one is missing, left over, misshapen or of a type that cannot be read.
     """
-    base = BaseTensors(parsed.base, parsed.config)
+    base = BaseTensors(parsed.family, parsed.config)
     index = TensorIndex(formats.by_name(parsed.format), base, parsed.spec)
     refuse_renamed(index, headers, command)
     for own, header in headers.items():

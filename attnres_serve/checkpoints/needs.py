@@ -89,7 +89,7 @@ def check_heads(name: str, parsed: ParsedConfig) -> None:
     Raises:
         CheckpointError: their size is none of those that it has a kernel for.
     """
-    family, config = FAMILIES[parsed.base], parsed.config
+    family, config = FAMILIES[parsed.family], parsed.config
     if family.is_latent:
         _check_row(name, config)
         return
@@ -190,7 +190,7 @@ def context(config: Mapping[str, Any]) -> int:
     """Tokens of the longest sequence, as vLLM counts them.
 
     Args:
-        config: that of the base family.
+        config: that of the family.
     """
     rope = _rope(config)
     kind = rope.get("rope_type", rope.get("type"))

@@ -198,7 +198,7 @@ def _manner(leaves: Mapping[str, Stored]) -> set[tuple[str, str]]:
 def check_entries(quantisation: Mapping[str, Any], modules: Mapping[str, str]) -> None:
     """Raise CheckpointError if a quantisation names layers by names that vLLM does not have.
 
-    vLLM compares ``ignore``, ``targets`` and their like with the base family's names: whole, as
+    vLLM compares ``ignore``, ``targets`` and their like with the family's names: whole, as
     parts, as patterns.  An entry is right if it means the same layers by either name.
 
     Args:

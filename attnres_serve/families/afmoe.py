@@ -8,7 +8,7 @@ from attnres_serve.families import checks, hugging_face
 from attnres_serve.families.family import Config
 from attnres_serve.families.limits import Limit
 
-# How experts are chosen. Hugging Face's class has it fixed and vLLM's reads it of config.json.
+# How experts are chosen: fixed in Hugging Face's class, read from config.json by vLLM's.
 ROUTING = {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1}
 LEAST = {"num_dense_layers": 0, "num_experts_per_tok": 1, "num_shared_experts": 1}
 
@@ -20,12 +20,12 @@ def state_routing(config: Any) -> None:
 
 
 def experts(name: str, config: Config) -> None:
-    """Raise CheckpointError for numbers of experts with which one of the classes does not run."""
+    """Raise CheckpointError for numbers of experts that one of the classes cannot run."""
     for key, least in LEAST.items():
-        found: Any = config.get(key, least)
-        if type(found) is not int or found < least:
+        count: Any = config.get(key, least)
+        if type(count) is not int or count < least:
             raise CheckpointError(
-                f"{key} is {found!r}; {name} needs a whole number of at least {least}."
+                f"{key} is {count!r}; {name} needs a whole number of at least {least}."
             )
     if config.get("num_experts_per_tok", 6) > config.get("num_experts", 64):
         raise CheckpointError(

@@ -1,6 +1,6 @@
 """AliceAI: Qwen3-Next with Kimi Delta Attention in linear layers, and experts by a sigmoid.
 
-Hugging Face has no class of it: its facts are those of Qwen3-Next's class but for what differs.
+Hugging Face has no class for it: its facts come from Qwen3-Next's class, with the differences here.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SAME = (
     ("linear_num_value_heads", "linear_num_key_heads"),
     ("linear_value_head_dim", "linear_key_head_dim"),
 )
-# What its own code has always, and some of its files state.
+# Fixed values of AliceAI's code, which some of its files state.
 ONLY: dict[str, tuple[Any, ...]] = {
     "kda_allow_negative_eigenvalues": (False,),
     "router_score_function": ("sigmoid",),
@@ -42,7 +42,7 @@ def one_size(name: str, config: Config) -> None:
 
 
 def stated(name: str, config: Config) -> None:
-    """Raise CheckpointError where a default would have to be guessed."""
+    """Raise CheckpointError if a default would have to be guessed."""
     if config.get("layer_types") is None:
         raise CheckpointError(
             f"layer_types is missing; {name} needs it, {' or '.join(qwen3_next.KINDS)} for each "
@@ -62,25 +62,25 @@ def stated(name: str, config: Config) -> None:
 
 
 def stand_in(config: Config) -> Config:
-    """A token for padding, which may lie beyond a small vocabulary, changes no tensor."""
+    """The config.json without its padding token, which may exceed a small vocabulary."""
     return {**config, "pad_token_id": None}
 
 
-def adjust(config: Config, found: dict[str, Shape]) -> dict[str, Shape]:
+def adjust(config: Config, hf_shapes: dict[str, Shape]) -> dict[str, Shape]:
     """Shapes by names: those of Qwen3-Next, with other linear layers and biases for experts."""
-    return dict(_shapes(config, found))
+    return dict(_shapes(config, hf_shapes))
 
 
-def _shapes(config: Config, found: dict[str, Shape]) -> Iterator[tuple[str, Shape]]:
-    for name, shape in found.items():
+def _shapes(config: Config, hf_shapes: dict[str, Shape]) -> Iterator[tuple[str, Shape]]:
+    for name, shape in hf_shapes.items():
         layer, is_linear, leaf = name.partition("linear_attn.")
         if not is_linear:
             yield name, shape
         elif leaf == "A_log":  # once a layer
-            own = kda.layer(config) | {"A_log": (1, 1, config[kda.HEADS], 1)}
-            del own["g_b_proj.bias"]  # which FLA's layers alone have
-            for part, its_shape in own.items():
-                yield f"{layer}linear_attn.{part}", its_shape
+            linear_shapes = kda.layer(config) | {"A_log": (1, 1, config[kda.HEADS], 1)}
+            del linear_shapes["g_b_proj.bias"]  # only FLA's layers have it
+            for part, linear_shape in linear_shapes.items():
+                yield f"{layer}linear_attn.{part}", linear_shape
         if name.endswith(".mlp.gate.weight"):
             yield name.replace("weight", "e_score_correction_bias"), (config["num_experts"],)
 
@@ -97,7 +97,7 @@ FAMILY = hugging_face.family(
     title="AliceAI",
     module="attnres_serve.model.alice_ai",
     cls="AliceAIForCausalLM",
-    # An adapter of a projection that every worker has whole would be cut, as if it were shared.
+    # vLLM would shard the adapter of a projection that every worker has whole.
     limits=frozenset(
         {Limit.SEQUENCE_PARALLEL, Limit.BOTH_CACHES, Limit.EXPERTS, Limit.LINEAR_ATTENTION}
         | {Limit.EAGER_ON_GPU, Limit.ADAPTERS}

@@ -1,6 +1,6 @@
 """Ring-linear and Ling 2.5: lightning attention, latent attention, and experts by a sigmoid.
 
-Hugging Face has no class of it: its facts are those of vLLM's.
+Hugging Face has no class for it: its facts come from vLLM's class.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from attnres_serve.families.family import BAILING_EMBEDDING, HEAD, Config, Famil
 from attnres_serve.families.limits import Limit
 
 ROW = latent.ROW
-GROUP = "layer_group_size"  # of which the last layer has full attention
+GROUP = "layer_group_size"  # the last layer of a group has full attention
 DENSE, ROTATED = "first_k_dense_replace", "rotary_dim"
 STATED = (
     *hugging_face.STATED,
@@ -36,11 +36,11 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "rope_parameters": (None,),
     "rope_interleave": (True,),
     "tie_word_embeddings": (False,),
-    # vLLM norms latents by it, and other code of latent attention by this value always.
+    # vLLM norms latents by it; other code for latent attention always takes this value.
     "rms_norm_eps": (latent.EPS,),
     "moe_shared_expert_intermediate_size": (None,),
 }
-# Where they are missing vLLM's class computes another function than the model's own code.
+# Without them vLLM's class computes another function than the model's training code.
 ALWAYS = {
     "use_qk_norm": True,
     "norm_topk_prob": True,
@@ -57,7 +57,7 @@ FUSED = (("gate_proj", "up_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
 
 
 def sizes(name: str, config: Config) -> None:
-    """Raise CheckpointError for sizes that are missing, or of which layers cannot be made."""
+    """Raise CheckpointError for missing sizes, and for sizes that make no whole layers."""
     checks.require_counts(config, STATED)
     latent.heads(name, config)
     numbers(name, config)
@@ -79,17 +79,17 @@ def sizes(name: str, config: Config) -> None:
 
 
 def numbers(name: str, config: Config) -> None:
-    """Raise CheckpointError for what Ling 2 states too, and for rotated channels stated twice."""
+    """Raise CheckpointError for invalid numbers that Ling 2 has too, or two rotated sizes."""
     for key in NUMBERS:
         if not is_number(config.get(key)) or config[key] <= 0:
             raise CheckpointError(f"{key} is {config.get(key)!r}; expected a positive number.")
     dense: Any = config.get(DENSE)
     if type(dense) is not int or dense < 0:
         raise CheckpointError(f"{DENSE} is {dense!r}; expected a number of layers, from 0.")
-    wanted = int(config["head_dim"] * config[rotary.PART])
-    if config.get(ROTATED, wanted) != wanted:
+    size = int(config["head_dim"] * config[rotary.PART])
+    if config.get(ROTATED, size) != size:
         raise CheckpointError(
-            f"{ROTATED} is {config[ROTATED]!r}; expected {wanted} as head_dim and {rotary.PART} of "
+            f"{ROTATED} is {config[ROTATED]!r}; expected {size} as head_dim and {rotary.PART} of "
             f"{name} have it, or no such key."
         )
 
@@ -108,9 +108,9 @@ def shapes(config: Config) -> dict[str, Shape]:
 
 
 def decoder(config: Config, attention: Callable[[int], dict[str, Shape]]) -> dict[str, Shape]:
-    """Shapes of a whole model, of those that ``attention`` gives for the weights of a layer's."""
+    """Shapes of a whole model; ``attention`` gives those of one layer's attention weights."""
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
-    found: dict[str, Shape] = {
+    model_shapes: dict[str, Shape] = {
         BAILING_EMBEDDING: (vocabulary, hidden),
         "model.norm.weight": (hidden,),
         HEAD: (vocabulary, hidden),
@@ -122,8 +122,8 @@ def decoder(config: Config, attention: Callable[[int], dict[str, Shape]]) -> dic
         parts |= dict.fromkeys(
             ("input_layernorm.weight", "post_attention_layernorm.weight"), (hidden,)
         )
-        found |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
-    return found
+        model_shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
+    return model_shapes
 
 
 def _lightning(config: Config) -> dict[str, Shape]:
@@ -143,15 +143,15 @@ def _latent(config: Config) -> dict[str, Shape]:
     hidden, heads, rank = (config[key] for key in ("hidden_size", "num_attention_heads", ROW[0]))
     nope, rope, values = (config[key] for key in ("qk_nope_head_dim", ROW[1], "v_head_dim"))
     queries = heads * (nope + rope)
-    found: dict[str, Shape] = {
+    latent_shapes: dict[str, Shape] = {
         "kv_a_proj_with_mqa": (rank + rope, hidden),
         "kv_a_layernorm": (rank,),
         "kv_b_proj": (heads * (nope + values), rank),
         "dense": (hidden, heads * values),
     }
     if (low := config.get("q_lora_rank")) is None:
-        return found | {"q_proj": (queries, hidden)}
-    return found | {
+        return latent_shapes | {"q_proj": (queries, hidden)}
+    return latent_shapes | {
         "q_a_proj": (low, hidden),
         "q_a_layernorm": (low,),
         "q_b_proj": (queries, low),
@@ -159,7 +159,7 @@ def _latent(config: Config) -> dict[str, Shape]:
 
 
 def mlp(config: Config, width: str = "intermediate_size", times: int = 1) -> dict[str, Shape]:
-    """Shapes of one MLP, of ``times`` the channels that the key ``width`` states."""
+    """Shapes of one MLP with ``times`` the channels stated under the key ``width``."""
     hidden, inner = config["hidden_size"], times * config[width]
     return {
         "gate_proj.weight": (inner, hidden),
@@ -169,18 +169,21 @@ def mlp(config: Config, width: str = "intermediate_size", times: int = 1) -> dic
 
 
 def experts(config: Config) -> dict[str, Shape]:
-    """Shapes of a layer's experts, shared ones and the router among them."""
+    """Shapes of a layer's experts, including shared ones and the router."""
     count, width = config["num_experts"], "moe_intermediate_size"
     shared = mlp(config, width, config["num_shared_experts"])
-    found = {f"shared_experts.{name}": shape for name, shape in shared.items()}
+    expert_shapes = {f"shared_experts.{name}": shape for name, shape in shared.items()}
     for expert in range(count):
         one = mlp(config, width)
-        found |= {f"experts.{expert}.{name}": shape for name, shape in one.items()}
-    return found | {"gate.weight": (count, config["hidden_size"]), "gate.expert_bias": (count,)}
+        expert_shapes |= {f"experts.{expert}.{name}": shape for name, shape in one.items()}
+    return expert_shapes | {
+        "gate.weight": (count, config["hidden_size"]),
+        "gate.expert_bias": (count,),
+    }
 
 
 def state_bytes(config: Config, width: int) -> int:
-    """A square for every head in every layer of lightning attention."""
+    """Bytes of one square matrix for every head in every layer of lightning attention."""
     layers = sum(is_linear(config, layer) for layer in range(config["num_hidden_layers"]))
     return int(layers * config["num_attention_heads"] * config["head_dim"] ** 2 * width)
 

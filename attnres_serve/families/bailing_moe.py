@@ -1,6 +1,6 @@
 """Ling 2 (BailingMoeV2): attention with head norms, and experts by a sigmoid with a bias.
 
-Hugging Face has no class of it: its facts are those of vLLM's.
+Hugging Face has no class for it: its facts come from vLLM's class.
 """
 
 from typing import Any
@@ -33,13 +33,13 @@ KEYS += (bailing_hybrid.DENSE, bailing_hybrid.ROTATED, SHARED, "hidden_act", "rm
 
 
 def sizes(name: str, config: Config) -> None:
-    """Raise CheckpointError for sizes that are missing, or of which layers cannot be made."""
+    """Raise CheckpointError for missing sizes, and for shared experts of another size."""
     checks.require_counts(config, STATED)
     bailing_hybrid.numbers(name, config)
-    wanted = config["moe_intermediate_size"]
-    if config.get(SHARED, wanted) != wanted:
+    width = config["moe_intermediate_size"]
+    if config.get(SHARED, width) != width:
         raise CheckpointError(
-            f"{SHARED} is {config[SHARED]!r}; expected {wanted} as moe_intermediate_size is, or no "
+            f"{SHARED} is {config[SHARED]!r}; expected {width} as moe_intermediate_size is, or no "
             "such key."
         )
 

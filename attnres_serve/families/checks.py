@@ -1,4 +1,4 @@
-"""What a family's config.json may say, where vLLM or Hugging Face's class would stumble over it."""
+"""Checks of config.json values that vLLM or Hugging Face's class would fail on."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def values(name: str, config: Config, activations: tuple[str, ...] = ("silu",)) 
     Args:
         name: the family.
         config: its config.json.
-        activations: those of its MLP.
+        activations: of its MLP.
     """
     for key in ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"):
         if type(config.get(key, False)) is not bool:
@@ -37,33 +37,33 @@ def values(name: str, config: Config, activations: tuple[str, ...] = ("silu",)) 
                 f"{_DTYPES[-1]}."
             )
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        found = config.get(key)
-        ids = found if isinstance(found, list) and key.startswith("eos") else [found]
-        if found is not None and not all(type(token) is int for token in ids):
-            raise CheckpointError(f"{key} is {found!r}; expected the number of a token, or null.")
+        value = config.get(key)
+        ids = value if isinstance(value, list) and key.startswith("eos") else [value]
+        if value is not None and not all(type(token) is int for token in ids):
+            raise CheckpointError(f"{key} is {value!r}; expected the number of a token, or null.")
 
 
 def check_ends(config: Config, file: str, rows: Any = None) -> None:
-    """Raise CheckpointError for a token that ends an answer and that the model has no logit for.
+    """Raise CheckpointError for an end-of-sequence token without a logit in the model.
 
     Args:
         config: the content of ``file``.
-        file: what states the tokens, by its name.
-        rows: how many logits there are; None where ``config`` states it.
+        file: the name of the file that states the tokens.
+        rows: the number of logits; None if ``config`` states it.
     """
-    rows, found = rows or config.get("vocab_size"), config.get("eos_token_id")
-    ends = found if isinstance(found, list) else [found]
+    rows, stated = rows or config.get("vocab_size"), config.get("eos_token_id")
+    ends = stated if isinstance(stated, list) else [stated]
     if not is_count(rows) or all(end is None or end in range(rows) for end in ends):
         return
     raise CheckpointError(
-        f"eos_token_id of {file} is {found!r}; expected ids from 0 to {rows - 1}, for which the "
+        f"eos_token_id of {file} is {stated!r}; expected ids from 0 to {rows - 1}, for which the "
         f"model has logits (vocab_size {rows}), or null. State the tokens that end an answer as "
         "the tokenizer numbers them."
     )
 
 
 def groups(name: str, config: Config) -> None:
-    """Raise CheckpointError unless heads for keys and values have as many for queries each."""
+    """Raise CheckpointError unless query heads divide evenly among the key and value heads."""
     if not (sizes := _head_sizes(config)):
         return
     _, heads, kv_heads = sizes
@@ -74,7 +74,7 @@ def groups(name: str, config: Config) -> None:
 
 
 def whole_heads(name: str, config: Config) -> None:
-    """Raise CheckpointError unless the hidden size is that of all heads, whatever they have."""
+    """Raise CheckpointError unless the number of heads divides the hidden size."""
     if not (sizes := _head_sizes(config)):
         return
     hidden, heads, _ = sizes
@@ -86,7 +86,7 @@ def whole_heads(name: str, config: Config) -> None:
 
 
 def fixed_heads(name: str, config: Config) -> None:
-    """Raise CheckpointError if config.json states a size of a head that vLLM does not read."""
+    """Raise CheckpointError if config.json states a head size that vLLM ignores."""
     if not (sizes := _head_sizes(config)):
         return
     hidden, heads, _ = sizes
@@ -98,14 +98,14 @@ def fixed_heads(name: str, config: Config) -> None:
 
 
 def even_heads(name: str, config: Config) -> None:
-    """Raise CheckpointError for heads of an odd size, which is stated or made of others."""
+    """Raise CheckpointError for an odd head size, stated or computed from the hidden size."""
     if sizes := _head_sizes(config):
         head = config.get("head_dim")
         _check_even(sizes[0] // sizes[1] if head is None else head)
 
 
 def even_stated_heads(name: str, config: Config) -> None:
-    """Raise CheckpointError for heads of an odd size, where it is stated."""
+    """Raise CheckpointError if an odd head size is stated."""
     if _head_sizes(config):
         _check_even(config.get("head_dim"))
 
@@ -121,7 +121,7 @@ def require_counts(config: Config, keys: tuple[str, ...]) -> None:
 
 
 def stated_heads(name: str, config: Config) -> None:
-    """Raise CheckpointError where no size of a head is stated: classes have sizes of their own."""
+    """Raise CheckpointError if no head size is stated: the classes' defaults differ."""
     if not is_count(head := config.get("head_dim")):
         raise CheckpointError(
             f"head_dim is {head!r}; config.json of {name} must state it, a whole number of at "
@@ -130,7 +130,7 @@ def stated_heads(name: str, config: Config) -> None:
 
 
 def unquantized(name: str, config: Config) -> None:
-    """Raise CheckpointError for quantized weights, with which a family was not run."""
+    """Raise CheckpointError for quantized weights; the family was never run with them."""
     if quantization := config.get("quantization_config"):
         raise CheckpointError(
             f"quantization_config is {quantization!r}; {name} is served without quantization "
@@ -139,19 +139,19 @@ def unquantized(name: str, config: Config) -> None:
 
 
 def some_experts(dense: str, usual: int) -> Check:
-    """A check that a layer has experts: vLLM's class looks for one, and fails without.
+    """A check that some layer has experts, because vLLM's class fails without one.
 
     Args:
-        dense: the key of how many layers, the first ones, have none.
-        usual: its value where config.json leaves it out.
+        dense: the key that states how many of the first layers have none.
+        usual: its value if config.json does not state it.
     """
 
     def check(name: str, config: Config) -> None:
         layers: Any = config.get("num_hidden_layers")
-        found = config.get(dense, usual)
-        if is_count(layers) and type(found) is int and found >= layers:
+        stated = config.get(dense, usual)
+        if is_count(layers) and type(stated) is int and stated >= layers:
             raise CheckpointError(
-                f"{dense} is {found} and num_hidden_layers {layers}, so no layer has experts; "
+                f"{dense} is {stated} and num_hidden_layers {layers}, so no layer has experts; "
                 f"vLLM's {name} needs one that has. State a {dense} of {layers - 1} at most if the "
                 "model was trained so."
             )
@@ -182,7 +182,7 @@ def expert_groups(experts: str) -> Check:
 
 
 def full_attention(name: str, config: Config) -> None:
-    """Raise CheckpointError for layers of other kinds, where vLLM's class has one kind alone."""
+    """Raise CheckpointError for layers without full attention, the only kind of vLLM's class."""
     kinds: Any = config.get("layer_types") or ["full_attention"]
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise CheckpointError(
@@ -191,7 +191,7 @@ def full_attention(name: str, config: Config) -> None:
 
 
 def kinds(*supported: str) -> Check:
-    """A check that layers are of kinds that both classes tell apart by ``layer_types``."""
+    """A check that ``layer_types`` has supported kinds only; both classes read it."""
 
     def check(name: str, config: Config) -> None:
         if "sliding_attention" in supported and config.get("sliding_window", 1) is None:
@@ -199,13 +199,15 @@ def kinds(*supported: str) -> Check:
                 f"sliding_window is None, and {name} has layers with a window; give it a number of "
                 "tokens."
             )
-        found: Any = config.get("layer_types")
+        layer_types: Any = config.get("layer_types")
         layers = config.get("num_hidden_layers")
-        if found is not None and (
-            not isinstance(found, list) or len(found) != layers or not {*found} <= {*supported}
+        if layer_types is not None and (
+            not isinstance(layer_types, list)
+            or len(layer_types) != layers
+            or not {*layer_types} <= {*supported}
         ):
             raise CheckpointError(
-                f"layer_types is {found!r}; supported on {name} is a list of {layers} of "
+                f"layer_types is {layer_types!r}; supported on {name} is a list of {layers} of "
                 f"{' and '.join(supported)}."
             )
 
@@ -218,8 +220,9 @@ def _check_even(head: Any) -> None:
 
 
 def _head_sizes(config: Config) -> tuple[int, int, int] | None:
-    """Hidden size, heads and heads for keys; None where one is missing or no number, which is said
-    where shapes are made of them."""
+    """Hidden size, heads and heads for keys; None if one is missing or no number.
+
+    ``Family.shapes`` raises for that."""
     keys = ("hidden_size", "num_attention_heads", "num_key_value_heads")
     hidden, heads, kv_heads = (config.get(key, 0) for key in keys)
     if is_count(hidden) and is_count(heads) and is_count(kv_heads):
@@ -228,7 +231,7 @@ def _head_sizes(config: Config) -> tuple[int, int, int] | None:
 
 
 def check_windows(family: Family, config: Config) -> None:
-    """Raise CheckpointError where vLLM's decoder has other windows than Hugging Face's class."""
+    """Raise CheckpointError if vLLM's decoder has other windows than Hugging Face's class."""
     window, stated = config.get("sliding_window"), config.get("layer_types")
     if stated is not None and not (
         isinstance(stated, list) and all(isinstance(kind, str) for kind in stated)
@@ -261,10 +264,10 @@ def check_windows(family: Family, config: Config) -> None:
 
 
 def stated_window(config: Config) -> int | None:
-    """The window by ``sliding_window`` alone, none where the key is missing."""
+    """The window by ``sliding_window`` alone; None without the key."""
     return config.get("sliding_window") or None
 
 
 def flagged_window(config: Config) -> int | None:
-    """The window of a class that has one by ``use_sliding_window``, 4096 where none is stated."""
+    """The window of a class that reads ``use_sliding_window``; 4096 if no size is stated."""
     return config.get("sliding_window", 4096) if config.get("use_sliding_window") else None

@@ -1,4 +1,4 @@
-"""Families of FLA's whose every layer has a recurrence of the delta rule and a gated MLP."""
+"""FLA families in which every layer has a delta-rule recurrence and a gated MLP."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ READ = ("hidden_act", "rms_norm_eps", "tie_word_embeddings")
 
 
 def linear_heads(name: str, config: Config) -> None:
-    """Raise CheckpointError unless as many heads for values share each head for keys."""
+    """Raise CheckpointError unless value heads divide evenly among the key heads."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     if values % keys:
         raise CheckpointError(
@@ -31,7 +31,7 @@ def convolution(name: str, config: Config) -> None:
 
 
 def convolutions(config: Config, channels: Mapping[str, int]) -> dict[str, Shape]:
-    """Shapes of short convolutions, of so many channels by the name of a projection."""
+    """Shapes of short convolutions; ``channels`` has their numbers by a projection's name."""
     tokens = config[CONVOLUTION]
     return {f"{part}_conv1d.weight": (rows, 1, tokens) for part, rows in channels.items()}
 
@@ -48,18 +48,18 @@ def family(
     also: tuple[str, ...] = (),
     **rest: Any,
 ) -> Family:
-    """Such a family.
+    """A family of this kind.
 
     Args:
         name: the key in ``FAMILIES``, FLA's model type and the module of its class here.
         stated: the keys of its recurrence that config.json must state, whole numbers.
         only: the supported values of other keys, the one of a missing key first.
-        more_checks: checks beside those of all of them.
+        more_checks: checks in addition to the common ones.
         layer: gives the shapes of the tensors of a layer's recurrence.
-        state: gives the bytes of the state of a layer's recurrence, of a config.json and the bytes
+        state: gives the bytes of one layer's recurrent state, from a config.json and the bytes
             of an activation.
-        fused: projections of the recurrence of which vLLM makes one.
-        also: further keys that its class reads, each null where it is missing.
+        fused: projections of the recurrence that vLLM fuses into one.
+        also: further keys that its class reads; a missing one means null.
         rest: fields of ``Family``.
     """
     needed = (*STATED, *stated)
@@ -73,22 +73,22 @@ def family(
         hidden, vocabulary = config["hidden_size"], config["vocab_size"]
         parts = {f"self_attn.{part}": shape for part, shape in layer(config).items()}
         parts |= dense.mlp(config) | dense.norms(config)
-        found: dict[str, Shape] = {
+        model_shapes: dict[str, Shape] = {
             f"model.layers.{number}.{part}": shape
             for number in range(config["num_hidden_layers"])
             for part, shape in parts.items()
         }
-        found |= {EMBEDDING: (vocabulary, hidden), "model.norm.weight": (hidden,)}
+        model_shapes |= {EMBEDDING: (vocabulary, hidden), "model.norm.weight": (hidden,)}
         if not config.get("tie_word_embeddings"):
-            found[HEAD] = (vocabulary, hidden)
-        return found
+            model_shapes[HEAD] = (vocabulary, hidden)
+        return model_shapes
 
     def state_bytes(config: Config, width: int) -> int:
-        found = footprint.convolution_elements(shapes(config)) * width
-        return int(found + config["num_hidden_layers"] * state(config, width))
+        convolution_bytes = footprint.convolution_elements(shapes(config)) * width
+        return int(convolution_bytes + config["num_hidden_layers"] * state(config, width))
 
     def adapt(config: Any) -> None:
-        """State what vLLM reads without a default."""
+        """Set the attributes that vLLM reads without a default."""
         usual = {"tie_word_embeddings": False, "hidden_act": "silu"}
         usual |= {key: values[0] for key, values in only.items()} | dict.fromkeys(also)
         for key, value in usual.items():

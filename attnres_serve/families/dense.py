@@ -42,14 +42,14 @@ Layer = Callable[[Config], dict[str, Shape]]  # the tensors of a layer, by their
 
 
 def family(name: str, layer: Layer, **rest: Any) -> Family:
-    """A dense family; what ``rest`` does not say is as in most of them."""
+    """A dense family; ``rest`` has the fields that differ from the usual ones."""
 
     def shapes(config: Config) -> dict[str, Shape]:
         return _model(config, layer)
 
     def cache_elements(config: Config) -> int:
-        found = layer(config)
-        rows = sum(found[f"self_attn.{part}_proj.weight"][0] for part in "kv")
+        in_layer = layer(config)
+        rows = sum(in_layer[f"self_attn.{part}_proj.weight"][0] for part in "kv")
         return int(config["num_hidden_layers"] * rows)
 
     usual: dict[str, Any] = {
@@ -64,7 +64,7 @@ def family(name: str, layer: Layer, **rest: Any) -> Family:
 
 
 def head_size(config: Config) -> int:
-    """The size of a head, the hidden size by the number of heads where none is stated."""
+    """The size of a head; if none is stated, the hidden size divided by the number of heads."""
     usual = {"head_dim": config["hidden_size"] // config["num_attention_heads"]}
     return stated_head_size(config if config.get("head_dim") is not None else usual)
 
@@ -120,10 +120,10 @@ def norms(config: Config) -> dict[str, Shape]:
 
 
 def _model(config: Config, layer: Layer) -> dict[str, Shape]:
-    """The tensors of a model whose layers are alike.
+    """The tensors of a model in which all layers are alike.
 
     Raises:
-        CheckpointError: config.json leaves a size to a default, which differs between families.
+        CheckpointError: config.json does not state a size; defaults differ between families.
     """
     checks.require_counts(config, SIZES)
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]

@@ -1,4 +1,4 @@
-"""What the project knows of a family of backbones, as data and as functions of a config.json."""
+"""The facts of one model family, as data and as functions of a config.json."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -16,23 +16,23 @@ Check = Callable[[str, Config], None]  # of a family's name and a config.json
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BAILING_EMBEDDING = "model.word_embeddings.weight"
-# A family has one of them.
+# A family has one of these.
 EMBEDDINGS = (EMBEDDING, "backbone.embeddings.weight", BAILING_EMBEDDING)
-PREFIX = "attnres_"  # of our own model types
+PREFIX = "attnres_"  # of our model types
 
 
-# How many layers behind the last predict further tokens; a model is served without them.
+# The number of layers after the last that predict further tokens; the model runs without them.
 FURTHER = "num_nextn_predict_layers"
 
 
 @dataclass(frozen=True)
 class Held:
-    """One tensor that has another form on disk.
+    """A tensor in memory that has another form on disk.
 
     Attributes:
         shape: its shape.
-        parts: shapes of the tensors on disk that it stands for, by their names.
-        unpack: gives those tensors by their names; views of it where they can be.
+        parts: shapes of the corresponding tensors on disk, by name.
+        unpack: gives those tensors by name, as views if possible.
     """
 
     shape: Shape
@@ -42,17 +42,17 @@ class Held:
 
 @dataclass(frozen=True)
 class Head:
-    """What a checkpoint has beside its model to predict further tokens, and vLLM takes drafts from.
+    """The layers of a checkpoint that predict further tokens; vLLM drafts with them.
 
     Attributes:
-        reads: of the model: "normed", what the last norm gives, or "mixed", what that norm reads.
-        layer: how the names of the tensors of its layer begin, with {} for the layer's number.
+        reads: its input: "normed", the last norm's output, or "mixed", that norm's input.
+        layer: the prefix of its layer's tensor names, with {} for the layer's number.
         others: the other tensors by name, each with its shape in the model's sizes: "d" for the
             hidden size, "dd" for twice that, "v" for the vocabulary.
-        is_behind: whether its layers are numbered, and made, as if they followed the model's last.
-        keys: those of config.json that state how many layers it has; the first that is there does.
-        usual: that number where none is stated.
-        cls: the class in the family's module; None where vLLM has one.
+        is_behind: whether its layers are numbered, and built, after the model's last layer.
+        keys: keys of config.json for its number of layers; the first one present counts.
+        usual: that number if none is stated.
+        cls: the class in the family's module; None if vLLM has one.
     """
 
     reads: str
@@ -64,7 +64,7 @@ class Head:
     cls: str | None = None
 
     def layers(self, config: Config) -> Any:
-        """How many layers it has by a config.json, whatever is stated there."""
+        """The number of its layers as config.json states it, unchecked."""
         return next((config[key] for key in self.keys if config.get(key) is not None), self.usual)
 
     @property
@@ -81,58 +81,58 @@ def _usual_head_size(config: Config) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One backbone: a class of vLLM's whose decoder layers follow the residual convention.
+    """One model family: a vLLM class whose decoder layers follow the residual convention.
 
-    In it ``hidden, residual = norm(hidden, residual)`` runs before every sublayer and once at the
-    end; those norms become the sites.
+    ``hidden, residual = norm(hidden, residual)`` runs before every sublayer and once at the end;
+    those norms become the sites.
 
     Attributes, which models they are:
         name: the key in ``FAMILIES``.
-        title: the name for a person.
-        module, cls: the class of vLLM's.
-        listed: the architecture under which vLLM lists the class; None where that is its name.
-        treated_as: the architecture whose treatment by name in vLLM it shares; None for its own.
-        hf: the Hugging Face model type whose config.json and tensor names it has.
+        title: the name for people.
+        module, cls: the vLLM class.
+        listed: the architecture under which vLLM lists the class; None if that is its name.
+        treated_as: the architecture whose special cases in vLLM it shares; None for none.
+        hf: the Hugging Face model type with the same config.json and tensor names.
         has_hf_class: whether Hugging Face has the model too.
         is_stock: whether vLLM has it with standard residuals.
 
     Attributes, how config.json is read:
-        keys: gives what its classes read of a config.json, beside what every family's read.
-        other_names: keys that vLLM's class reads, by those that mean the same.
-        checks: raise CheckpointError for a value that vLLM or Hugging Face's class would stumble
-            over.
-        config_class: the class of the configuration in memory, as module:class, where vLLM's class
-            cannot have Hugging Face's.
-        adapt: sets on the configuration of Hugging Face's class what vLLM's class reads by other
-            keys.
-        window: gives the window that Hugging Face's class has in every layer, in tokens; None for
-            none.  None where vLLM's class has no windows, and ``checks`` refuse them.
-        windows_by_types: whether vLLM's class has a window only where ``layer_types`` says so.
+        keys: gives the keys of config.json that its classes read, besides the common ones.
+        other_names: keys that vLLM's class reads, by their synonyms.
+        checks: raise CheckpointError for a value that vLLM or Hugging Face's class fails on.
+        config_class: the class of the configuration in memory, as module:class, if vLLM's class
+            cannot take Hugging Face's.
+        adapt: sets attributes of Hugging Face's configuration that vLLM's class reads under
+            other keys.
+        window: gives the window of every layer in Hugging Face's class, in tokens; None for
+            none.  None if vLLM's class has no windows; ``checks`` then refuse them.
+        windows_by_types: whether vLLM's class has windows only in layers that ``layer_types``
+            names.
         eps: the key of the norms' epsilon.
-        usual_eps: its value where a config.json does not state it; None where it must.
-        has_fixed_eps: whether vLLM's class has one epsilon in all its norms, whatever is stated;
-            the norms are then given the stated one.
+        usual_eps: its value if config.json does not state it; None if it must.
+        has_fixed_eps: whether vLLM's class ignores the stated epsilon; loading then sets the
+            stated one in all norms.
         is_latent: whether attention is latent, see ``families.latent``.
-        has_head_norms: whether heads have a query and a key norm, whose epsilon may be its own.
-        head_size: gives the size of a head, as kernels of attention count it; None without
+        has_head_norms: whether heads have a query and a key norm, which may have another epsilon.
+        head_size: gives the size of a head as attention kernels count it; None without
             attention.
 
     Attributes, its sublayers and tensors:
         layout: gives the sublayers.
         shapes: gives the shape of every tensor, by Hugging Face's names; raises CheckpointError
-            where config.json leaves a size open.
-        in_memory: gives what of a ``state_dict`` has another form on disk, by its names; nothing
-            where no class of Hugging Face's says so.
-        fused: linear layers of which vLLM makes one.
-        reordered: linear layers whose rows vLLM brings into another order when it loads them.
-        draft: the head of its checkpoints; None where vLLM has no class of one, or it was not
+            if config.json leaves a size open.
+        in_memory: gives the tensors of a ``state_dict`` with another form on disk, by name; none
+            without a class of Hugging Face.
+        fused: linear layers that vLLM fuses into one.
+        reordered: linear layers whose rows vLLM reorders at load.
+        draft: the head of its checkpoints; None if vLLM has no class for it, or it was not
             tried.
 
     Attributes, what an engine needs for it, and cannot:
         cache_elements: gives the elements of the KV cache for a token.
-        state_bytes: gives the bytes of what recurrent layers keep of a sequence, of a config.json
+        state_bytes: gives the bytes of recurrent state for a sequence, from a config.json
             and the bytes of an activation.
-        has_float32_states: whether it keeps them in float32 unless ``--mamba-ssm-cache-dtype``
+        has_float32_states: whether that state is in float32 unless ``--mamba-ssm-cache-dtype``
             says otherwise, whatever the activations are.
         idle_elements: gives the elements of the experts that a token does not see.
         limits: what vLLM's class cannot have.
@@ -186,16 +186,16 @@ class Family:
 
     @property
     def architecture(self) -> str:
-        """Our name for it in the ``architectures`` of a config.json."""
+        """Our name in the ``architectures`` of a config.json."""
         return f"AttnRes{self.stock_architecture}"
 
     @property
     def model_type(self) -> str:
-        """Our name for it in the ``model_type`` of a config.json."""
+        """Our name in the ``model_type`` of a config.json."""
         return PREFIX + self.name
 
     def epsilon(self, config: Config) -> Any:
-        """The norms' epsilon by a config.json, whatever is stated there."""
+        """The norms' epsilon as config.json states it, unchecked."""
         return config.get(self.eps, self.usual_eps)
 
     def check(self, config: Config) -> None:

@@ -1,4 +1,4 @@
-"""What a model costs to run, by the names and shapes of its tensors: caches, and active experts."""
+"""The costs of running a model, from its tensors' names and shapes: caches and active experts."""
 
 import re
 from collections import Counter
@@ -8,14 +8,14 @@ from math import prod
 from attnres_serve.families import experts
 from attnres_serve.families.family import Shape
 
-# Rows of these, in every layer that has them, are cached.
+# The outputs of these projections are cached.
 _CACHED = re.compile(r"\.(k_proj|v_proj|kv_a_proj_with_mqa)\.weight$")
 _CONVOLUTION = re.compile(r"\.\w*conv(1d)?\.weight$")  # [channels, 1, tokens] of a recurrent layer
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 def cache_elements(shapes: Mapping[str, Shape]) -> int:
-    """Elements of the KV cache for a token: rows of the projections that are cached."""
+    """Elements of the KV cache for a token: the rows of the cached projections."""
     rows = sum(shape[0] for name, shape in shapes.items() if _CACHED.search(name))
     for name, (fused, _) in ((n, s) for n, s in shapes.items() if n.endswith("qkv_proj.weight")):
         output = shapes[name.replace("qkv_proj", "o_proj")]
@@ -25,8 +25,8 @@ def cache_elements(shapes: Mapping[str, Shape]) -> int:
 
 def convolution_elements(shapes: Mapping[str, Shape]) -> int:
     """Elements of a sequence's state that short convolutions keep: the tokens before the newest."""
-    found = (shape for name, shape in shapes.items() if _CONVOLUTION.search(name))
-    return sum(shape[0] * (shape[2] - 1) for shape in found if len(shape) == 3)
+    convolutions = (shape for name, shape in shapes.items() if _CONVOLUTION.search(name))
+    return sum(shape[0] * (shape[2] - 1) for shape in convolutions if len(shape) == 3)
 
 
 def recurrent_layers(shapes: Mapping[str, Shape]) -> int:
@@ -50,7 +50,7 @@ def expert_layers(shapes: Mapping[str, Shape]) -> set[int]:
 
 
 def _layers(names: Iterable[str]) -> set[int]:
-    return {int(found[1]) for name in names if (found := _LAYER.search(name))}
+    return {int(match[1]) for name in names if (match := _LAYER.search(name))}
 
 
 def idle_elements(shapes: Mapping[str, Shape], chosen: int) -> int:
@@ -58,7 +58,7 @@ def idle_elements(shapes: Mapping[str, Shape], chosen: int) -> int:
 
     Args:
         shapes: of the tensors of a checkpoint.
-        chosen: experts that a token sees in every layer that has them.
+        chosen: experts that a token sees in each layer with experts.
     """
     elements: Counter[str] = Counter()
     numbers: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Gemma 3: windows in most layers, with a rotary embedding of their own."""
+"""Gemma 3: windows in most layers, which have another rotary embedding."""
 
 from attnres_serve.families import hugging_face, rotary
 
@@ -14,7 +14,7 @@ FAMILY = hugging_face.family(
     activations=("gelu_pytorch_tanh",),
     only={
         "hidden_activation": ("gelu_pytorch_tanh",),
-        # Neither class caps the scores of attention, whatever the key says.
+        # Neither class caps attention scores, even if the key says so.
         "attn_logit_softcapping": (None,),
         "use_bidirectional_attention": (False, None),
     },

@@ -1,4 +1,4 @@
-"""Heads of checkpoints that predict further tokens."""
+"""Draft heads of checkpoints, which predict further tokens."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +17,7 @@ BEHIND = Head(
     },
     is_behind=True,
 )
-# vLLM's classes of these two do not take the model's own head, and the second one no embedding.
+# vLLM's classes for these two do not share the model's head, and LITE shares no embedding.
 DEEPSEEK = replace(
     BEHIND, others={**BEHIND.others, "model.layers.{}.shared_head.head.weight": ROWS}
 )
@@ -41,34 +41,34 @@ MTP = Head(
         "mtp.norm.weight": NORM,
     },
 )
-QWEN = replace(MTP, usual=1)  # Qwen's own files have no key of it
+QWEN = replace(MTP, usual=1)  # Qwen's files have no key for it
 
 
 def shapes(family: Family, config: Config) -> dict[str, Shape]:
     """The shape of every tensor of a head, by its name.
 
     Args:
-        family: of the model; it has heads.
+        family: of the model, one with heads.
         config: the model's config.json.
     """
     head = family.draft
     assert head is not None, "the family has heads"
     sizes = {"d": config["hidden_size"], "dd": 2 * config["hidden_size"], "v": config["vocab_size"]}
     first = config["num_hidden_layers"] if head.is_behind else 0
-    found = {}
+    head_shapes = {}
     for layer in range(first, first + head.layers(config)):
         for name, letters in head.others.items():
-            found[name.format(layer)] = tuple(sizes[letter] for letter in letters)
+            head_shapes[name.format(layer)] = tuple(sizes[letter] for letter in letters)
         for name, shape in _layer(family, head, config, layer):
-            found[head.layer.format(layer) + name] = shape
-    return found
+            head_shapes[head.layer.format(layer) + name] = shape
+    return head_shapes
 
 
 def _layer(family: Family, head: Head, config: Config, layer: int) -> Iterator[tuple[str, Shape]]:
-    """The tensors of a head's layer by the ends of their names.
+    """Shapes of the tensors of a head's layer, by name within the layer.
 
-    A layer that is not numbered behind the model's has their attention, the full one if they have
-    several, and what else the first one has.
+    A layer that is not numbered after the model's has the attention of the first layer with full
+    attention, and all else of the model's first layer.
     """
     count = config["num_hidden_layers"]
     if head.is_behind:

@@ -1,7 +1,7 @@
-"""Families whose facts come from the classes that Hugging Face has of them.
+"""Families with facts from their Hugging Face classes.
 
-Names and shapes are those of the class on the meta device, with the conversions that
-``transformers`` makes when it loads a checkpoint reverted: those of a checkpoint on disk.
+Names and shapes come from the class on the meta device. The conversions that ``transformers``
+makes when it loads a checkpoint are reverted, so they are those of a checkpoint on disk.
 """
 
 import json
@@ -20,7 +20,7 @@ from attnres_serve.families.in_memory import held
 NORMS = tuple(norm for _, norm in COMMON)
 ROTARY = ("rope_parameters", "rope_scaling", "rope_theta")  # transformers reads all of them
 STATED = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
-# Of all these families: vLLM makes one layer of those of a line, where a model has them.
+# Of all these families: vLLM fuses the layers of a line into one if the model has them.
 FUSED = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),
@@ -53,30 +53,30 @@ def family(
     """A family by its Hugging Face class.
 
     Args:
-        name: the key in ``FAMILIES``, which is the model type unless ``hf`` is another.
-        norms: the norms before the sublayers of a layer, attention first; one where layers have
-            one sublayer alone.
+        name: the key in ``FAMILIES``, also the model type unless ``hf`` is given.
+        norms: the norms before the sublayers of a layer, attention first; one if a layer has
+            one sublayer.
         stated: the keys that config.json must state, whole numbers.
         final_norm: the norm before the head.
-        also: keys of a config.json that both classes read and that are no fields of the
-            configuration's class.
-        only: the values that vLLM reads as Hugging Face's class does, by keys where it does not so
-            with all values; the first is what a missing key means.
-        more_checks: checks beside those of every such family.
+        also: keys of a config.json that both classes read although the configuration's class has
+            no such fields.
+        only: supported values by key, for keys with values that vLLM and Hugging Face's class
+            read differently; the first is what a missing key means.
+        more_checks: checks in addition to the common ones.
         activations: the supported values of ``hidden_act``, the usual one first.
-        rotates_part: whether ``partial_rotary_factor`` may say how much of a head is rotated.
+        rotates_part: whether ``partial_rotary_factor`` is supported.
         is_latent: whether attention is latent.
-        heads: the checks of heads, where attention is not latent or rotates nothing.
-        rope: the check of the rotary embedding, where layers have more than one.
-        kinds: the kinds of layers that both classes tell apart by ``layer_types``; none where
-            layers have full attention alone.
-        recurrent_bytes: gives the bytes of a sequence's state in one layer with a recurrence,
-            without its convolution, of a config.json and the bytes of an activation.
-        stand_in: gives the config.json with which Hugging Face's class has the tensors, of one that
-            says more than the class knows.
-        adjust: gives the tensors of a checkpoint, of a config.json and of what the class has.
+        heads: the checks of heads, if attention is not latent or rotates nothing.
+        rope: the check of the rotary embedding, if layers have more than one.
+        kinds: the supported kinds in ``layer_types``, which both classes read; none if all layers
+            have full attention.
+        recurrent_bytes: gives the bytes of a sequence's state in one recurrent layer, without its
+            convolution, from a config.json and the bytes of an activation.
+        stand_in: gives the config.json for Hugging Face's class, from one with more than the class
+            knows.
+        adjust: gives the shapes of a checkpoint, from a config.json and the class' shapes.
         hf: the model type on Hugging Face.
-        rest: fields of ``Family`` that are not as in most families.
+        rest: fields of ``Family`` that differ from the usual ones.
     """
     hf = hf or name
     part = (rotary.PART,) if rotates_part else ()
@@ -94,9 +94,9 @@ def family(
         return held(_model(hf, fields(config)), shapes(config))
 
     def state_bytes(config: Config, width: int) -> int:
-        found = shapes(config)
-        recurrent = footprint.recurrent_layers(found) * recurrent_bytes(config, width)
-        return footprint.convolution_elements(found) * width + recurrent
+        tensor_shapes = shapes(config)
+        recurrent = footprint.recurrent_layers(tensor_shapes) * recurrent_bytes(config, width)
+        return footprint.convolution_elements(tensor_shapes) * width + recurrent
 
     def idle_elements(config: Config) -> int:
         return footprint.idle_elements(shapes(config), chosen_experts(hf, stand_in(config)))
@@ -135,7 +135,7 @@ def family(
 
 
 def config_class(hf: str) -> Any:
-    """The configuration's class of a model type, by its name: vLLM registers its own for some."""
+    """Hugging Face's configuration class of a model type, even if vLLM registered another."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -144,29 +144,29 @@ def config_class(hf: str) -> Any:
 
 @cache
 def keys(hf: str) -> frozenset[str]:
-    """The keys of a config.json that the configuration of a model type reads."""
+    """The keys of config.json that a model type's configuration reads."""
     from dataclasses import fields
 
     from transformers import PreTrainedConfig
 
     cls = config_class(hf)
     common = {field.name for field in fields(PreTrainedConfig)}
-    own = {field.name for field in fields(cls)} - common
-    return frozenset(own | {*cls.attribute_map, *cls.attribute_map.values(), *ROTARY})
+    declared = {field.name for field in fields(cls)} - common
+    return frozenset(declared | {*cls.attribute_map, *cls.attribute_map.values(), *ROTARY})
 
 
 def names_key(hf: str, key: str) -> bool:
-    """Whether the file of a model type's configuration has a key in it.
+    """Whether the source file of a model type's configuration contains a key.
 
-    It is read as text: importing transformers takes longer than all else that a refusal does.
+    The file is read as text, because importing transformers is the slowest part of a refusal.
     """
     from importlib.util import find_spec
 
-    found = find_spec("transformers")
-    if found is None or found.origin is None or not re.fullmatch(r"[\w-]+", hf):
+    package = find_spec("transformers")
+    if package is None or package.origin is None or not re.fullmatch(r"[\w-]+", hf):
         return False
     folder = hf.replace("-", "_").removesuffix("_text")
-    files = (Path(found.origin).parent / "models" / folder).glob("configuration_*.py")
+    files = (Path(package.origin).parent / "models" / folder).glob("configuration_*.py")
     word = re.compile(rf"\b{re.escape(key)}\b")
     return any(word.search(file.read_text(encoding="utf-8")) for file in files)
 
@@ -186,14 +186,14 @@ def _shapes(hf: str, config: str) -> dict[str, Shape]:
 
     try:
         model = _model(hf, config)
-        found = revert_weight_conversion(model, model.state_dict())
+        tensors = revert_weight_conversion(model, model.state_dict())
     except Exception as error:  # of any kind: the classes compute with what config.json says
         raise CheckpointError(
             f"Hugging Face's {hf} does not read config.json ({first_line(error)})."
         ) from None
     if model.config.tie_word_embeddings:
-        found.pop(HEAD, None)
-    return {name: tuple(tensor.shape) for name, tensor in found.items()}
+        tensors.pop(HEAD, None)
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 @lru_cache(maxsize=1)
@@ -203,33 +203,35 @@ def _model(hf: str, config: str) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    own = config_class(hf).from_dict(json.loads(config))
+    hf_config = config_class(hf).from_dict(json.loads(config))
     with torch.device("meta"):
-        model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(own)](own)
+        model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)](hf_config)
     model._weight_conversions = get_model_conversion_mapping(model)
     return model
 
 
 def chosen_experts(hf: str, config: Config) -> int:
-    """Experts that a token sees in a layer that has some, by config.json or else the class."""
-    own = config_class(hf).from_dict(_fields(config))
-    return next((int(getattr(own, key)) for key in experts.CHOSEN if getattr(own, key, None)), 0)
+    """Experts that a token sees in a layer with experts, by config.json or the class' default."""
+    hf_config = config_class(hf).from_dict(_fields(config))
+    return next(
+        (int(getattr(hf_config, key)) for key in experts.CHOSEN if getattr(hf_config, key, None)), 0
+    )
 
 
 def _fields(config: Config) -> dict[str, Any]:
-    """What of a config.json makes a configuration; its types are no shapes."""
+    """The keys of config.json that determine shapes."""
     unread = ("architectures", "dtype", "model_type", "quantization_config", "torch_dtype")
     return {key: value for key, value in config.items() if key not in unread}
 
 
 def only_values(values: Mapping[str, tuple[Any, ...]]) -> Check:
-    """A check that keys have one of the values that are supported."""
+    """A check that keys have supported values."""
 
     def check(name: str, config: Config) -> None:
         for key, supported in values.items():
-            if (found := config.get(key, supported[0])) not in supported:
+            if (value := config.get(key, supported[0])) not in supported:
                 raise CheckpointError(
-                    f"{key} is {found!r}; supported on {name} is "
+                    f"{key} is {value!r}; supported on {name} is "
                     f"{' or '.join(map(repr, supported))}."
                 )
 

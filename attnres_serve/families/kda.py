@@ -1,6 +1,6 @@
 """FLA's Kimi Delta Attention: a recurrence with a decay for each channel in every layer.
 
-Hugging Face has no class of it: its facts are those of FLA's.
+Hugging Face has no class for it: its facts come from FLA's class.
 """
 
 from typing import Any
@@ -11,12 +11,12 @@ from attnres_serve.families import delta_net
 from attnres_serve.families.family import Config, Shape
 from attnres_serve.families.limits import Limit
 
-HEADS, HEAD = "linear_num_key_heads", "linear_key_head_dim"  # those for values are the same
-BOUND, LOWEST = "gate_lower_bound", -5  # which vLLM's layer asserts
+HEADS, HEAD = "linear_num_key_heads", "linear_key_head_dim"  # the same for values
+BOUND, LOWEST = "gate_lower_bound", -5  # vLLM's layer asserts it
 
 
 def bounded(name: str, config: Config) -> None:
-    """Raise CheckpointError for a bound of the logarithm of the decay that vLLM does not take."""
+    """Raise CheckpointError for a bound of the decay's logarithm that vLLM does not support."""
     bound: Any = config.get(BOUND)
     if bound is not None and not (is_number(bound) and LOWEST <= bound < 0):
         raise CheckpointError(
@@ -44,7 +44,7 @@ def layer(config: Config) -> dict[str, Shape]:
 
 
 def state(config: Config, width: int) -> int:
-    """vLLM keeps it in float32 unless it is told otherwise."""
+    """Bytes of a layer's state, which vLLM keeps in float32 by default."""
     return int(config[HEADS] * config[HEAD] ** 2 * 4)
 
 

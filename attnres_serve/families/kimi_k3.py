@@ -1,4 +1,4 @@
-"""What Kimi K3 has beside Kimi Linear: gates, its activation, and experts on a latent.
+"""Additions of Kimi K3 to Kimi Linear: gates, an activation, and experts that read a latent.
 
 Hugging Face's class of Kimi Linear has none of it.
 """
@@ -16,12 +16,12 @@ ACTIVATION = "situ"
 BETAS = ("activation_situ_beta", "activation_situ_linear_beta")
 LATENT, LATENT_NORM = "routed_expert_hidden_size", "latent_moe_use_norm"
 KEYS = (OUTPUT_GATE, *BETAS, LATENT, LATENT_NORM)
-LOWEST = -5.0  # that vLLM's layer has
+LOWEST = -5.0  # vLLM's layer has no lower one
 _EXPERT = re.compile(r"(?P<moe>.+\.block_sparse_moe\.)experts\.\d+\.(?P<part>w[123])\.weight")
 
 
 def check(name: str, config: Config) -> None:
-    """Raise CheckpointError for values that vLLM's class does not have."""
+    """Raise CheckpointError for values that vLLM's class does not support."""
     linear = config["linear_attn_config"]
     for key, place in ((FULL_RANK, linear), (OUTPUT_GATE, config), (LATENT_NORM, config)):
         if place.get(key) not in (None, False, True):
@@ -49,39 +49,39 @@ def check(name: str, config: Config) -> None:
 
 
 def shapes(config: Config, kinds: list[str], usual: dict[str, Shape]) -> dict[str, Shape]:
-    """The tensors of a model with what Kimi K3 has, from those of one without.
+    """Shapes of a model's tensors with Kimi K3's additions, from those without.
 
     Args:
         config: its config.json.
         kinds: of every layer.
         usual: shapes by names.
     """
-    found, hidden, linear = dict(usual), config["hidden_size"], config["linear_attn_config"]
+    with_k3, hidden, linear = dict(usual), config["hidden_size"], config["linear_attn_config"]
     for layer, kind in enumerate(kinds):
         attention = f"model.layers.{layer}.self_attn."
         if kind == "full_attention":
             width = config["num_attention_heads"] * config["v_head_dim"]
             if config.get(OUTPUT_GATE):
-                found[f"{attention}g_proj.weight"] = (width, hidden)
+                with_k3[f"{attention}g_proj.weight"] = (width, hidden)
         elif linear.get(FULL_RANK):
-            width, _ = found.pop(f"{attention}g_b_proj.weight")
-            del found[f"{attention}g_a_proj.weight"]
-            found[f"{attention}g_proj.weight"] = (width, hidden)
-            found[f"{attention}A_log"] = (linear["num_heads"],)
+            width, _ = with_k3.pop(f"{attention}g_b_proj.weight")
+            del with_k3[f"{attention}g_a_proj.weight"]
+            with_k3[f"{attention}g_proj.weight"] = (width, hidden)
+            with_k3[f"{attention}A_log"] = (linear["num_heads"],)
     if config.get(LATENT) is not None:
-        found |= _on_latents(config, found)
-    return found
+        with_k3 |= _on_latents(config, with_k3)
+    return with_k3
 
 
 def _on_latents(config: Config, usual: dict[str, Shape]) -> dict[str, Shape]:
-    """The tensors of experts that read a latent, and those around them."""
+    """Shapes of experts that read a latent, and of the layers around them."""
     hidden, latent, width = config["hidden_size"], config[LATENT], config["moe_intermediate_size"]
-    found: dict[str, Shape] = {}
+    latent_shapes: dict[str, Shape] = {}
     for name in usual:
         if expert := _EXPERT.fullmatch(name):
-            found[name] = (latent, width) if expert["part"] == "w2" else (width, latent)
-            found[f"{expert['moe']}routed_expert_down_proj.weight"] = (latent, hidden)
-            found[f"{expert['moe']}routed_expert_up_proj.weight"] = (hidden, latent)
+            latent_shapes[name] = (latent, width) if expert["part"] == "w2" else (width, latent)
+            latent_shapes[f"{expert['moe']}routed_expert_down_proj.weight"] = (latent, hidden)
+            latent_shapes[f"{expert['moe']}routed_expert_up_proj.weight"] = (hidden, latent)
             if config.get(LATENT_NORM):
-                found[f"{expert['moe']}routed_expert_norm.weight"] = (latent,)
-    return found
+                latent_shapes[f"{expert['moe']}routed_expert_norm.weight"] = (latent,)
+    return latent_shapes

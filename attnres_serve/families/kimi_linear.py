@@ -27,7 +27,7 @@ OTHER_NAMES = {
     "num_experts_per_tok": "num_experts_per_token",
     "num_local_experts": "num_experts",
 }
-# Hugging Face's class reads these from linear_attn_config, where it is stated.
+# Hugging Face's class copies these from linear_attn_config.
 COPIES = {
     "linear_head_dim": "head_dim",
     "linear_num_heads": "num_heads",
@@ -38,16 +38,16 @@ COPIES = {
 def kinds(config: Config) -> list[str]:
     """The kind of every layer by ``linear_attn_config``, which counts layers from 1.
 
-    Nothing stands for a layer that it does not name, or names twice.
+    A layer that it does not name, or names twice, has an empty string.
     """
     stated = config[LINEAR]
     layers = range(1, config["num_hidden_layers"] + 1)
     named = [[kind for key, kind in KINDS.items() if layer in stated[key]] for layer in layers]
-    return [found[0] if len(found) == 1 else "" for found in named]
+    return [layer_kinds[0] if len(layer_kinds) == 1 else "" for layer_kinds in named]
 
 
 def layers(name: str, config: Config) -> None:
-    """Raise CheckpointError unless every layer is of one kind, of which both are there."""
+    """Raise CheckpointError unless every layer is of one kind, and both kinds occur."""
     stated: Any = config.get(LINEAR)
     if not isinstance(stated, dict) or not all(is_count(stated.get(key)) for key in LINEAR_SIZES):
         raise CheckpointError(
@@ -57,8 +57,8 @@ def layers(name: str, config: Config) -> None:
     count = config["num_hidden_layers"]
     lists: list[Any] = [stated.get(key) for key in KINDS]
     if (
-        not all(isinstance(found, list) and found for found in lists)
-        or any(not is_count(layer) or layer > count for found in lists for layer in found)
+        not all(isinstance(numbers, list) and numbers for numbers in lists)
+        or any(not is_count(layer) or layer > count for numbers in lists for layer in numbers)
         or "" in kinds(config)
     ):
         raise CheckpointError(
@@ -74,14 +74,14 @@ def layers(name: str, config: Config) -> None:
 
 
 def copies(name: str, config: Config) -> None:
-    """Raise CheckpointError for keys that Hugging Face's class alone reads and that say more."""
+    """Raise CheckpointError for keys of Hugging Face's class alone that contradict vLLM's."""
     dense = dense_layers(config)
-    wanted = {
+    expected = {
         "layer_types": kinds(config),
         "mlp_layer_types": ["dense"] * dense + ["sparse"] * (config["num_hidden_layers"] - dense),
-        **{key: config[LINEAR][own] for key, own in COPIES.items()},
+        **{key: config[LINEAR][stated_key] for key, stated_key in COPIES.items()},
     }
-    for key, value in wanted.items():
+    for key, value in expected.items():
         if config.get(key) not in (None, value):
             raise CheckpointError(
                 f"{key} is {config[key]!r}; by {LINEAR} and {DENSE}, which vLLM's {name} reads, it "
@@ -90,13 +90,13 @@ def copies(name: str, config: Config) -> None:
 
 
 def dense_layers(config: Config) -> int:
-    """How many layers have no experts, all of them where there are none; they come first."""
+    """The number of layers without experts, which come first; all if there are no experts."""
     layers: int = config["num_hidden_layers"]
     return layers if config.get("num_experts") is None else min(layers, config[DENSE])
 
 
 def experts(name: str, config: Config) -> None:
-    """Raise CheckpointError unless experts can be chosen by groups, as both classes do."""
+    """Raise CheckpointError unless both classes can choose experts by groups."""
     if config.get("num_experts") is None:
         return
     checks.require_counts(config, EXPERTS)
@@ -129,25 +129,25 @@ def experts(name: str, config: Config) -> None:
 
 
 def state(config: Config, width: int) -> int:
-    """A square of float32 for every head."""
+    """Bytes of one float32 matrix for every head."""
     return int(config[LINEAR]["num_heads"] * config[LINEAR]["head_dim"] ** 2 * 4)
 
 
 def stand_in(config: Config) -> Config:
-    """The config.json without what Hugging Face's class does not know.
+    """The config.json without values that Hugging Face's class does not support.
 
-    A token for padding, which may lie beyond a small vocabulary, changes no tensor.
+    The padding token may exceed a small vocabulary, and changes no tensor.
     """
     stated = {key: value for key, value in config.items() if value is not None}
     return stated | {"pad_token_id": None, "hidden_act": "silu", DENSE: dense_layers(config)}
 
 
-def adjust(config: Config, found: dict[str, Shape]) -> dict[str, Shape]:
-    """The tensors of a checkpoint: transformers gives those of dense layers a name of experts."""
+def adjust(config: Config, hf_shapes: dict[str, Shape]) -> dict[str, Shape]:
+    """Shapes of a checkpoint's tensors: transformers names dense layers like experts."""
     dense = tuple(f"model.layers.{layer}." for layer in range(dense_layers(config)))
     usual = {
         name.replace(".block_sparse_moe.", ".mlp.") if name.startswith(dense) else name: shape
-        for name, shape in found.items()
+        for name, shape in hf_shapes.items()
     }
     return kimi_k3.shapes(config, kinds(config), usual)
 
@@ -203,5 +203,5 @@ FAMILY = hugging_face.family(
     cache_elements=cache_elements,
     head_size=latent.head_size,
 )
-# Its rows are those of latent attention; the checks of rotary embedding are not for it.
+# Its cached rows are those of latent attention; the checks of rotary embedding do not apply.
 FAMILY = replace(FAMILY, is_latent=True)

@@ -1,7 +1,7 @@
-"""Latent attention: what the families that have it share.
+"""Latent attention: checks and sizes that its families share.
 
-All heads read one cached row a token: a latent of ``kv_lora_rank`` channels, which is normed, and
-``qk_rope_head_dim`` channels that are rotated.
+All heads read one cached row per token: a normed latent of ``kv_lora_rank`` channels, and
+``qk_rope_head_dim`` rotated channels.
 """
 
 from typing import Any
@@ -12,10 +12,10 @@ from attnres_serve.families import checks
 from attnres_serve.families.family import FURTHER, Check, Config
 
 ROW = ("kv_lora_rank", "qk_rope_head_dim")  # what is cached of a token
-COMPILED = 512, 64  # the row of which vLLM's kernels for CPUs are compiled
+COMPILED = 512, 64  # the row that vLLM's CPU kernels are compiled for
 SCALES = ("mscale", "mscale_all_dim")  # of yarn; vLLM reads them for latent attention alone
-# Norms on latents. Hugging Face's classes and DeepSeek's own code have this epsilon there, whatever
-# rms_norm_eps says; vLLM's class takes rms_norm_eps, as is known there
+# Norms on latents. Hugging Face's classes and DeepSeek's code always take this epsilon there;
+# vLLM's class takes rms_norm_eps, which is a known difference
 # (https://github.com/vllm-project/vllm/pull/35515).
 NORMS, EPS = ("q_a_layernorm", "kv_a_layernorm"), 1e-6
 # Values that vLLM's classes have always, or read as Hugging Face's do.
@@ -27,7 +27,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
 
 
 def head_size(config: Config) -> int:
-    """Channels of a cached row, which is the head of the one key that all queries read."""
+    """Channels of a cached row: the head size of the one key that all queries read."""
     return int(sum(config[key] for key in ROW))
 
 
@@ -38,7 +38,7 @@ def heads(name: str, config: Config) -> None:
 
 
 def unrotated_heads(name: str, config: Config) -> None:
-    """The same where nothing is rotated, so that the shared part of a key may be empty."""
+    """Like ``heads`` for models without rotary embedding: the shared part may be empty."""
     rank, shared = ROW
     checks.require_counts(config, (rank,))
     width: Any = config.get(shared)
@@ -56,7 +56,7 @@ def unrotated_heads(name: str, config: Config) -> None:
 
 
 def check(name: str, config: Config) -> None:
-    """Raise CheckpointError for heads, or a rotated part, that one of the classes cannot have."""
+    """Raise CheckpointError for heads or a rotated part that one of the classes cannot have."""
     heads(name, config)
     rotated = config["qk_rope_head_dim"]
     if rotated % 2:
@@ -76,31 +76,31 @@ def check(name: str, config: Config) -> None:
 
 
 def rope(name: str, config: Config) -> None:
-    """Raise CheckpointError for a type that vLLM takes for yarn, or one scale of yarn alone."""
+    """Raise CheckpointError for a type that vLLM mistakes for yarn, or only one yarn scale."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    given = config.get(key) or {}
-    kind = given.get("rope_type") or given.get("type") or "default"
+    scaling = config.get(key) or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ("default", "yarn"):
         raise CheckpointError(
-            f"{key} is {given!r}: vLLM's {name} takes this type for yarn; supported are default "
+            f"{key} is {scaling!r}: vLLM's {name} takes this type for yarn; supported are default "
             "and yarn."
         )
-    stated = [scale for scale in SCALES if given.get(scale) is not None]
+    stated = [scale for scale in SCALES if scaling.get(scale) is not None]
     if kind == "yarn" and len(stated) == 1:
         raise CheckpointError(
-            f"{key} is {given!r}: it has {stated[0]} alone, from which vLLM and Hugging Face's "
+            f"{key} is {scaling!r}: it has {stated[0]} alone, from which vLLM and Hugging Face's "
             f"{name} make different scales; supported are both {' and '.join(SCALES)}, or neither."
         )
 
 
 def stated(values: dict[str, Any]) -> Check:
-    """A check that config.json states values without which vLLM would compute something else."""
+    """A check that config.json states the values that vLLM would otherwise assume wrongly."""
 
     def check(name: str, config: Config) -> None:
         for key, value in values.items():
-            if (found := config.get(key)) != value:
+            if (actual := config.get(key)) != value:
                 raise CheckpointError(
-                    f"{key} is {found!r}; the code of {name} has {value!r} always, and vLLM must "
+                    f"{key} is {actual!r}; the code of {name} has {value!r} always, and vLLM must "
                     "be told: config.json must state it."
                 )
 

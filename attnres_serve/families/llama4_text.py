@@ -7,13 +7,14 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks, hugging_face
 from attnres_serve.families.family import Config
 
-BLOCK = 128  # tokens of a block of vLLM's cache on CPU; those on a GPU are parts of it
+BLOCK = 128  # tokens in a block of vLLM's cache on CPU, a multiple of those on a GPU
 _KINDS = ("chunked_attention", "full_attention")
 
 
 def _chunks(name: str, config: Config) -> None:
-    """Raise CheckpointError unless the layers with chunks are those with rotary embedding, as they
-    are in vLLM's class, which does not read ``layer_types``."""
+    """Raise CheckpointError unless exactly the layers with rotary embedding have chunks.
+
+    vLLM's class assumes it and does not read ``layer_types``."""
     layers = config["num_hidden_layers"]
     chunk: Any = config.get("attention_chunk_size", 8192)
     if not is_count(chunk) or chunk % BLOCK:
@@ -52,11 +53,11 @@ def _experts(name: str, config: Config) -> None:
         raise CheckpointError(
             f"interleave_moe_layer_step is {step!r}; expected a whole number of at least 1."
         )
-    wanted = [*range(step - 1, config["num_hidden_layers"], step)]
-    if config.get("moe_layers") not in (None, wanted):
+    expected = [*range(step - 1, config["num_hidden_layers"], step)]
+    if config.get("moe_layers") not in (None, expected):
         raise CheckpointError(
             f"moe_layers is {config['moe_layers']!r}; vLLM's {name} has experts in the layers "
-            f"{wanted} by interleave_moe_layer_step."
+            f"{expected} by interleave_moe_layer_step."
         )
 
 
@@ -66,7 +67,7 @@ FAMILY = hugging_face.family(
     module="attnres_serve.model.llama4",
     cls="Llama4ForCausalLM",
     reordered=("q_proj", "k_proj"),
-    # vLLM's kernels weigh the input of one expert alone.
+    # vLLM's kernels support weights on the input with one expert only.
     only={"attention_bias": (False,), "num_experts_per_tok": (1,)},
     kinds=_KINDS,
     more_checks=(checks.stated_heads, _chunks, _experts),

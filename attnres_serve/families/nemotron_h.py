@@ -1,4 +1,4 @@
-"""Nemotron-H: one sublayer a layer, which is a recurrence, an attention or an MLP."""
+"""Nemotron-H: one sublayer per layer: a recurrence, attention or an MLP."""
 
 from math import prod
 from typing import Any
@@ -11,25 +11,27 @@ from attnres_serve.families.limits import Limit
 
 KINDS = ("linear_attention", "full_attention", "mlp")
 LETTERS = "M*-"  # of the same kinds in hybrid_override_pattern
-SHORTEST = 1e-6  # a time step that changes nothing; Hugging Face's class has 0.001 if not stated
+SHORTEST = 1e-6  # a bound without effect; the default of Hugging Face's class is 0.001
 
 
 def kinds(name: str, config: Config) -> None:
-    """Raise CheckpointError unless the kinds of all layers are stated, and are served."""
+    """Raise CheckpointError unless the kinds of all layers are stated and supported."""
     stated = ("layers_block_type", "layer_types", "hybrid_override_pattern")
     key = next((key for key in stated if config.get(key) is not None), stated[-1])
-    found: Any = config.get(key)
+    layer_kinds: Any = config.get(key)
     known = LETTERS if key == stated[-1] else KINDS
-    right = isinstance(found, str if key == stated[-1] else list) and {*found} <= {*known}
-    if not right or len(found) != config["num_hidden_layers"]:
+    right = isinstance(layer_kinds, str if key == stated[-1] else list) and {*layer_kinds} <= {
+        *known
+    }
+    if not right or len(layer_kinds) != config["num_hidden_layers"]:
         raise CheckpointError(
-            f"{key} is {found!r}; supported on {name} are {config['num_hidden_layers']} of "
+            f"{key} is {layer_kinds!r}; supported on {name} are {config['num_hidden_layers']} of "
             f"{', '.join(known)}, one for each layer of num_hidden_layers."
         )
 
 
 def time_steps(name: str, config: Config) -> None:
-    """Raise CheckpointError where Hugging Face's class would lift short time steps."""
+    """Raise CheckpointError if Hugging Face's class would raise short time steps."""
     shortest: Any = config.get("time_step_min", 0.001)
     if not is_number(shortest) or not 0 < shortest <= SHORTEST:
         raise CheckpointError(
@@ -40,7 +42,7 @@ def time_steps(name: str, config: Config) -> None:
 
 
 def state(config: Config, width: int) -> int:
-    """vLLM keeps it in float32 unless it is told otherwise."""
+    """Bytes of a layer's state, which vLLM keeps in float32 by default."""
     sizes = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size")
     return prod(int(config[size]) for size in sizes) * 4
 

@@ -9,7 +9,7 @@ FAMILY = hugging_face.family(
     cls="OlmoeForCausalLM",
     also=("head_dim",),
     more_checks=(checks.fixed_heads,),
-    # vLLM's class has these fixed, and a head of its own.
+    # vLLM's class has these fixed, and always a separate head.
     only={
         "norm_topk_prob": (False,),
         "attention_bias": (False,),

@@ -1,6 +1,6 @@
-"""Qwen3-Next: layers of Gated DeltaNet and of gated attention, and experts of which one is shared.
+"""Qwen3-Next: layers of Gated DeltaNet and of gated attention, and experts with a shared one.
 
-Its norms have weights w that stand for 1 + w.
+Its norms multiply by 1 + weight.
 """
 
 from typing import Any
@@ -25,23 +25,23 @@ STATED = (*hugging_face.STATED, "intermediate_size", *LINEAR, *EXPERTS)
 
 
 def both_kinds(name: str, config: Config) -> None:
-    """Raise CheckpointError unless layers of both kinds are there, between which vLLM divides."""
+    """Raise CheckpointError unless layers of both kinds occur, as vLLM's class needs."""
     interval: Any = config.get(INTERVAL, 4)
     if not is_count(interval):
         raise CheckpointError(f"{INTERVAL} is {interval!r}; expected a number of layers.")
     layers = config["num_hidden_layers"]
-    found = config.get("layer_types")
-    if found is None:
-        found = [KINDS[layer % interval == interval - 1] for layer in range(layers)]
-    if {*found} != {*KINDS}:
+    layer_types = config.get("layer_types")
+    if layer_types is None:
+        layer_types = [KINDS[layer % interval == interval - 1] for layer in range(layers)]
+    if {*layer_types} != {*KINDS}:
         raise CheckpointError(
-            f"all {layers} layers have {found[0]} by layer_types or {INTERVAL}; {name} needs "
+            f"all {layers} layers have {layer_types[0]} by layer_types or {INTERVAL}; {name} needs "
             f"layers of {' and '.join(KINDS)}."
         )
 
 
 def experts(name: str, config: Config) -> None:
-    """Raise CheckpointError unless a layer has experts, and a token can choose among them."""
+    """Raise CheckpointError unless a layer has experts, and enough for a token's choice."""
     count, chosen = config["num_experts"], config["num_experts_per_tok"]
     if chosen > count:
         raise CheckpointError(f"num_experts_per_tok is {chosen}, and num_experts {count}.")
@@ -60,7 +60,7 @@ def experts(name: str, config: Config) -> None:
 
 
 def state(config: Config, width: int) -> int:
-    """vLLM keeps it in the activations' type unless it is told otherwise."""
+    """Bytes of a layer's state, which vLLM keeps in the activations' type by default."""
     matrix = config["linear_key_head_dim"] * config["linear_value_head_dim"]
     return int(config["linear_num_value_heads"] * matrix * width)
 

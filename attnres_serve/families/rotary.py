@@ -4,8 +4,7 @@ from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families.family import Check, Config
 
-# For each type of rotary embedding what it needs, beside rope_theta: those that vLLM computes as
-# Hugging Face's classes do.
+# The keys that each supported type needs besides rope_theta.
 ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -17,30 +16,30 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
     ),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
-# What Hugging Face's classes and vLLM take where nothing is stated.
+# Defaults of both Hugging Face's classes and vLLM.
 PART = "partial_rotary_factor"
-TRUNCATE = "truncate"  # of yarn: whether its range of frequencies ends at whole numbers
+TRUNCATE = "truncate"  # of yarn: whether to round its range of frequencies
 ROPE_DEFAULTS = {PART: 1, "beta_fast": 32, "beta_slow": 1, TRUNCATE: True}
-FREQ_FACTORS = (("low", 1), ("high", 2))  # stand-ins where a type has none
+FREQ_FACTORS = (("low", 1), ("high", 2))  # assumed for types without them
 
 
 def part(family: str, config: Config) -> None:
-    """Raise CheckpointError unless the rotated part of a head is a part."""
+    """Raise CheckpointError unless the rotated part of a head is in (0, 1]."""
     for place in (config, config.get("rope_parameters") or {}, config.get("rope_scaling") or {}):
-        found = place.get(PART)
-        if found is not None and (not is_number(found) or not 0 < found <= 1):
-            raise CheckpointError(f"{PART} is {found!r}; expected a number above 0, 1 at most.")
+        rotated = place.get(PART)
+        if rotated is not None and (not is_number(rotated) or not 0 < rotated <= 1):
+            raise CheckpointError(f"{PART} is {rotated!r}; expected a number above 0, 1 at most.")
 
 
 def check(family: str, config: Config, also: tuple[str, ...] = ()) -> None:
     """Raise CheckpointError for a rotary embedding that vLLM and Hugging Face compute differently.
 
-    Either key may speak of it, rope_scaling first.
+    Either key may state it; rope_scaling takes precedence.
 
     Args:
-        family: the base family.
+        family: its name.
         config: its config.json.
-        also: what its embedding may have besides, whatever its type.
+        also: further supported keys, for every type.
     """
     theta = config.get("rope_theta")
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
@@ -90,10 +89,10 @@ def check(family: str, config: Config, also: tuple[str, ...] = ()) -> None:
 
 
 def by_kinds(*kinds: str) -> Check:
-    """A check of a family whose kinds of layers have a rotary embedding each.
+    """A check for families with one rotary embedding for each kind of layer.
 
-    ``rope_parameters`` is then an object by kinds. Older files have ``rope_scaling`` and
-    ``rope_theta``, which are those of layers with full attention.
+    ``rope_parameters`` is then an object by kind. Older files have ``rope_scaling`` and
+    ``rope_theta`` for the layers with full attention.
     """
 
     def check_kinds(family: str, config: Config) -> None:

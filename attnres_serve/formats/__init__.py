@@ -35,8 +35,8 @@ def by_name(name: str) -> Format:
 
 
 def own_layer_names(name: str) -> str | None:
-    """What a format is called whose linear layers have other names than the base family's.
+    """What a format is called whose linear layers have other names than the family's.
 
-    None for the other formats. LoRA adapters name layers as the base family does.
+    None for the other formats. LoRA adapters name layers as the family does.
     """
     return getattr(by_name(name), "OWN_LAYER_NAMES", None)

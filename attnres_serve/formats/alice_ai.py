@@ -1,8 +1,8 @@
-"""AliceAI's own format.
+"""The format of AliceAI.
 
 ``block_attn_res_block_size`` counts transformer layers, null for standard residuals.  Other keys of
-this kind are left of older trainings, and its own code does not read them either.  The first site
-has no tensors: it reads the embedding alone.
+this kind come from older trainings, and AliceAI's code does not read them.  The first site has no
+tensors, because it reads only the embedding.
 """
 
 import re
@@ -12,7 +12,7 @@ from attnres_serve.compat.native import MODELS, Native
 from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.formats.base_config import base_config
+from attnres_serve.formats.family_config import family_config
 from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.prefixes import Prefixes
@@ -41,7 +41,7 @@ def matches(config: dict[str, Any]) -> bool:
 
 
 def translate(config: dict[str, Any]) -> ParsedConfig:
-    base = base_config(config, NAME, [key for key in config if _OLDER.match(key)])
+    translated = family_config(config, NAME, [key for key in config if _OLDER.match(key)])
     layers = config.get(BLOCK, "missing")
     if layers is not None and not is_count(layers):
         raise CheckpointError(
@@ -52,4 +52,4 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
     if layers is not None:
         family = FAMILIES[NAME]
         spec = AttnResSpec.by_layers(family.layout(config), layers, family.epsilon(config))
-    return ParsedConfig(NAME, NAME, base, spec)
+    return ParsedConfig(NAME, NAME, translated, spec)

@@ -9,7 +9,7 @@ from typing import Any
 from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.formats.base_config import base_config, refuse_windows
+from attnres_serve.formats.family_config import family_config, refuse_windows
 from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.refused import variant
@@ -64,17 +64,17 @@ def translate(config: dict[str, Any], name: str, **options: Any) -> ParsedConfig
             f"attnres_use_null_source is {null_source!r}: a null source, which is no sublayer's "
             "output, is not supported; supported is false."
         )
-    base, _ = ARCHITECTURES[config["model_type"]]
-    translated = base_config(config, base, KEYS)
+    family, _ = ARCHITECTURES[config["model_type"]]
+    translated = family_config(config, family, KEYS)
     refuse_windows(config)
     blocks: Any = config.get("attnres_num_blocks")
     if mode == "block" and not is_count(blocks):
         raise CheckpointError(
             f"attnres_num_blocks is {blocks!r}; expected a whole number of blocks, at least 1."
         )
-    layout, eps = FAMILIES[base].layout(config), config.get("rms_norm_eps", 1e-6)
+    layout, eps = FAMILIES[family].layout(config), config.get("rms_norm_eps", 1e-6)
     if mode == "full":
         spec = AttnResSpec.uniform(layout, 1, eps, **options)
     else:
         spec = AttnResSpec.by_layers(layout, -(-layout.num_layers // blocks), eps, **options)
-    return ParsedConfig(name, base, translated, spec)
+    return ParsedConfig(name, family, translated, spec)

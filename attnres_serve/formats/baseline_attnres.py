@@ -1,9 +1,9 @@
 """Depth-Attention's baseline: a Llama whose ``baseline_mode`` says AttnRes (arXiv 2606.05014).
 
-The partial sum begins with the embedding and is never reset.  Behind the MLP of a layer a copy of
-it becomes a source as soon as ``attnres_block_size`` sublayers have run since the last copy: odd
-sizes are rounded up to whole layers.  That holds for the last layer too, whose copy the final site
-reads beside the sum itself.  Every site has a recency bias.
+The partial sum begins with the embedding and is never reset.  After a layer's MLP, a copy of it
+becomes a source as soon as ``attnres_block_size`` sublayers have run since the last copy: odd sizes
+are rounded up to whole layers.  The same holds for the last layer, whose copy the final site reads
+in addition to the sum.  Every site has a recency bias.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES, normed_llama
-from attnres_serve.formats.base_config import base_config
+from attnres_serve.formats.family_config import family_config
 from attnres_serve.formats.format import UNREAD, Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.prefixes import Prefixes
@@ -23,14 +23,14 @@ _MEANINGS = {
     *("attnres", "block_attnres", "block-attnres"),
     *("attention_residual", "attention-residual"),
 }
-# Keys of Depth-Attention, another model of its code, which ``strangers`` refuses if it is on: what
-# turns it on, and settings, which that code writes into the config.json of every model.
+# Keys of Depth-Attention, another model of the same code, which ``strangers`` refuses if it is on:
+# its switches, and its settings, which that code writes into the config.json of every model.
 SWITCH, PATTERN, MODE = "use_depth_attention", "cross_layer_pattern", "cross_layer_mode"
 SETTINGS = (
     *("depth_attention_stride", "depth_attention_recent_window", MODE),
     *("depth_softmax_stride", "depth_recent_window"),  # older names
 )
-# How biases were drawn, and whether Depth-Attention may run: not where there is a baseline.
+# Initial biases, and whether Depth-Attention may run, which a baseline rules out.
 _IDLE = ("attnres_recency_bias_init", "recurrent_model")
 BLOCK, USUAL = "attnres_block_size", 12
 BLOCKS = Blocks(BLOCK, "sublayers")
@@ -44,9 +44,9 @@ _LEAVES = {"pseudo_query": "proj.weight", "norm.weight": "norm.weight", "recency
 _NAMES = Prefixes(
     (_UNREAD, UNREAD + _UNREAD),
     *(
-        (own_site + own_leaf, site + leaf)
-        for own_site, site in _SITES.items()
-        for own_leaf, leaf in _LEAVES.items()
+        (format_site + format_leaf, site + leaf)
+        for format_site, site in _SITES.items()
+        for format_leaf, leaf in _LEAVES.items()
     ),
 )
 rename, own_name = _NAMES.rename, _NAMES.own_name
@@ -61,24 +61,24 @@ def matches(config: dict[str, Any]) -> bool:
 
 
 def means_attnres(mode: Any) -> bool:
-    """Whether a value of one of ``MODES`` is one of the names of AttnRes."""
+    """Whether a value of one of ``MODES`` is a name of AttnRes."""
     return isinstance(mode, str) and mode.strip().lower() in _MEANINGS
 
 
 def translate(config: dict[str, Any]) -> ParsedConfig:
     stated = {key: config[key] for key in MODES if _is_stated(config.get(key))}
     if not all(map(means_attnres, stated.values())):
-        said = " and ".join(f"{key} {value!r}" for key, value in stated.items())
+        modes = " and ".join(f"{key} {value!r}" for key, value in stated.items())
         raise CheckpointError(
-            f"config.json has {said}, which are two names of one value; remove the wrong one."
+            f"config.json has {modes}, which are two names of one value; remove the wrong one."
         )
     config = config | {key: _flag(config[key]) for key in normed_llama.DEFAULTS if key in config}
     normed_llama.flags(NAME, config)
     options = normed_llama.DEFAULTS | config
     is_normed = options[normed_llama.NORMS] or options[normed_llama.SCALE]
-    base = "normed_llama" if is_normed else "llama"
+    name = "normed_llama" if is_normed else "llama"
     known = (*MODES, SWITCH, PATTERN, *SETTINGS, *_IDLE, BLOCK, *normed_llama.DEFAULTS)
-    translated, family = base_config(config, base, known), FAMILIES[base]
+    translated, family = family_config(config, name, known), FAMILIES[name]
     size = _size(config.get(BLOCK))
     layout = family.layout(config)
     spec = AttnResSpec(
@@ -88,21 +88,21 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
         cumulative=True,
         recency_bias=True,
     )
-    return ParsedConfig(NAME, base, translated, spec)
+    return ParsedConfig(NAME, name, translated, spec)
 
 
 def _is_stated(mode: Any) -> bool:
-    """Whether a value of one of ``MODES`` says something to its code."""
+    """Whether the training code acts on a value of one of ``MODES``."""
     return bool(mode) and str(mode).strip().lower() not in ("", "none", "null")
 
 
 def _flag(value: Any) -> Any:
-    """Its code asks for the truth of a value; that of a word is left to be refused."""
+    """A value as the training code's ``bool`` reads it; strings stay, to be refused later."""
     return value if isinstance(value, str) else bool(value)
 
 
 def _size(stated: Any) -> int:
-    """The sublayers of a block, which its code reads with ``int``."""
+    """The sublayers of a block, read like the training code's ``int``."""
     if stated is None:
         return USUAL
     size = int(stated) if isinstance(stated, str) and stated.strip().isdecimal() else stated
@@ -115,7 +115,7 @@ def _size(stated: Any) -> int:
 
 
 def _starts(layout: Layout, size: int) -> tuple[int, ...]:
-    """Where blocks begin; behind the last sublayer too if a block ends with it."""
+    """The first sublayers of blocks; one after the last sublayer if a block ends with it."""
     per_block = -(-size // 2)
     starts = layout.layer_starts[::per_block]
     ends_with_a_block = layout.num_layers % per_block == 0

@@ -1,13 +1,13 @@
-"""Keys of config.json that speak of how layers are connected, or of the residual stream.
+"""Keys of config.json about connections of layers, or about the residual stream.
 
-Such a key often has no tensor of its own, so that a model which was trained with it would load as
-the plain one and answer wrongly.
+Such a key often has no tensors, so a model that was trained with it would load as the plain model
+and answer wrongly.
 """
 
 import re
 from typing import Any
 
-# A depth alone is a size: of a draft's tree, an encoder, a head of further tokens.
+# A mere depth is a size: of a draft's tree, an encoder, a draft head.
 _CONNECTS = re.compile(
     r"(^|_)depth_(?!first)|(mixture_of|recurrent|cross|dynamic|adaptive)_depths?"
     r"|(cross|inter)_?layer|layers?_?(kv_)?(reuse|shar(?!ed_exp))|shared_layers|kv_(reuse|shar)|shared?_kv"
@@ -16,14 +16,14 @@ _CONNECTS = re.compile(
     r"|(skip|short|layer|block)_?connect|highway|altup|laurel|yoco|(^|_)u_?net(_|$)"
     r"|deep_?norm|re_?zero(_|$)|(^|_)(num_)?(loops?|recurrences?)($|_)|recurrent_model|ut_steps"
 )
-# Keys whose value of 1 says nothing: factors, and how often or how many of something there is.
+# Keys for which 1 is neutral: factors, and numbers of things.
 _ONE_IS_USUAL = re.compile(
     r"(scale|scaling|multiplier|factor|mult|loops?|recurrences?|steps|streams|inputs|rate)$"
 )
 _OFF = ("", "none", "null", "false", "off", "no", "standard", "vanilla", "plain", "default")
-_INIT, _TRAINING = "how weights are drawn before training", "of training alone"
-_PRECISION = "the type that the sum is kept in, not what is added to it"
-_MEASURED = "what is read out of a model, not what it computes"
+_INIT, _TRAINING = "initial weights", "training only"
+_PRECISION = "the dtype of the sum, not its addends"
+_MEASURED = "an output for analysis, not a change of the computation"
 # Keys that leave a model as it is, and why.
 HARMLESS = {
     "depth_init": _INIT,
@@ -41,15 +41,15 @@ HARMLESS = {
 
 
 def speaks_of_them(key: str) -> bool:
-    """Whether a key, by its name, is about connections of layers and may change a model."""
+    """Whether a key's name is about connections of layers, and the key may change a model."""
     name = _snake_case(key)
-    if name in HARMLESS or "dropout" in name:  # that is of training alone, wherever it is
+    if name in HARMLESS or "dropout" in name:  # training only, in any key
         return False
     return any(_CONNECTS.search(spelling) for spelling in (name, key.lower()))
 
 
 def is_set(key: str, config: dict[str, Any]) -> bool:
-    """Whether a key of ``config`` says something that no other key switches off."""
+    """Whether a key of ``config`` has an effect, and no other key switches it off."""
     value = config.get(key)
     if isinstance(value, str):
         says_something = value.strip().lower() not in _OFF

@@ -1,8 +1,8 @@
 """Classes of flash-linear-attention: AttnRes when ``attnres_block_size`` is a number, the
-standard-residual twin when it is null.
+baseline with standard residuals when it is null.
 
-The name ``transformer`` is not FLA's alone: a checkpoint is claimed only if model_type,
-architecture and FLA's own keys agree and it brings no code of its own (``auto_map``).
+Others use the name ``transformer`` too: a checkpoint matches only if model_type, architecture and
+FLA's keys agree and it has no code (``auto_map``).
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ OWN_LAYER_NAMES = "FLA"
 
 
 class Served(NamedTuple):
-    """A class of FLA's.
+    """An FLA class.
 
     Attributes:
         architecture: its name in config.json.
-        keys: those that FLA writes for it always, beside those of every class.
-        translate: from its config.json and the format's name to a parsed.
+        keys: keys that FLA always writes for it, besides those of every class.
+        translate: gives a ParsedConfig from its config.json and the format's name.
     """
 
     architecture: str
@@ -58,11 +58,11 @@ rename, own_name = _NAMES.rename, _NAMES.own_name
 
 
 def matches(config: dict[str, Any]) -> bool:
-    found = CLASSES.get(str(config.get("model_type")))
+    served = CLASSES.get(str(config.get("model_type")))
     return (
-        found is not None
-        and config.get("architectures") == [found.architecture]
-        and set(config) >= OWN_KEYS | found.keys
+        served is not None
+        and config.get("architectures") == [served.architecture]
+        and set(config) >= OWN_KEYS | served.keys
         and "auto_map" not in config
     )
 

@@ -1,4 +1,4 @@
-"""flash-linear-attention's classes with a recurrence of the delta rule in every layer."""
+"""flash-linear-attention's classes with a delta-rule recurrence in every layer."""
 
 from math import isfinite
 from typing import Any
@@ -10,9 +10,9 @@ from attnres_serve.formats import fla_keys
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 OWN_KEYS = frozenset(("head_dim", "conv_size", "expand_v"))
-# By which kernel FLA computes one and the same function.
+# FLA's kernels; all compute the same function.
 MODES = ("chunk", "fused_recurrent")
-# What is supported of a key, the value of a missing one, and what another would be.
+# By key: the supported value, which a missing key means, and the meaning of other values.
 Only = dict[str, tuple[Any, str]]
 ONLY: Only = {
     "use_short_conv": (True, "projections without short convolutions"),
@@ -24,7 +24,7 @@ GATES = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"}
 
 
 def gated_deltanet(config: dict[str, Any], name: str) -> ParsedConfig:
-    """Of a config.json of FLA's Gated DeltaNet and the format's name."""
+    """Parse a config.json of FLA's Gated DeltaNet; ``name`` is the format's."""
     heads, head, values = _sizes(
         config, "gated_deltanet", ONLY | GATED, ("output_gate_activation",)
     )
@@ -39,7 +39,7 @@ def gated_deltanet(config: dict[str, Any], name: str) -> ParsedConfig:
         raise CheckpointError(
             f"output_gate_activation is {gate!r}; expected {' or '.join(map(repr, GATES))}."
         )
-    base = fla_keys.base_config(config) | {
+    translated = fla_keys.family_config(config) | {
         "linear_num_key_heads": heads,
         "linear_num_value_heads": value_heads,
         "linear_key_head_dim": head,
@@ -47,11 +47,11 @@ def gated_deltanet(config: dict[str, Any], name: str) -> ParsedConfig:
         "linear_conv_kernel_dim": config["conv_size"],
         "output_gate_type": GATES[gate],
     }
-    return _translation(config, name, "gated_deltanet", base)
+    return _translation(config, name, "gated_deltanet", translated)
 
 
 def kda(config: dict[str, Any], name: str) -> ParsedConfig:
-    """Of a config.json of FLA's Kimi Delta Attention and the format's name."""
+    """Parse a config.json of FLA's Kimi Delta Attention; ``name`` is the format's."""
     heads, head, values = _sizes(config, "kda", ONLY, ("safe_gate", "lower_bound"))
     if config.get("num_v_heads") not in (None, heads):
         raise CheckpointError(
@@ -70,25 +70,25 @@ def kda(config: dict[str, Any], name: str) -> ParsedConfig:
             "safe_gate is True and lower_bound is missing; give the bound that the model was "
             "trained with, as FLA's class needs."
         )
-    # The bound is one whether or not safe_gate lets kernels rely on it.
-    base = fla_keys.base_config(config) | {
+    # The bound applies even if safe_gate does not let kernels rely on it.
+    translated = fla_keys.family_config(config) | {
         "linear_num_key_heads": heads,
         "linear_key_head_dim": head,
         "linear_conv_kernel_dim": config["conv_size"],
         "gate_lower_bound": bound,
     }
-    return _translation(config, name, "kda", base)
+    return _translation(config, name, "kda", translated)
 
 
 def _sizes(
-    config: dict[str, Any], base: str, only: Only, known: tuple[str, ...]
+    config: dict[str, Any], name: str, only: Only, known: tuple[str, ...]
 ) -> tuple[int, int, int]:
-    """Heads, and the size of one for keys and for values.
+    """The number of heads, and the sizes of a head for keys and for values.
 
     Raises:
-        CheckpointError: a key has a value that is not served, or that FLA's class does not have.
+        CheckpointError: the value of a key is not supported, or FLA's class does not have it.
     """
-    fla_keys.check(config, (*OWN_KEYS, *only, "attn_mode", "num_v_heads", *known), base)
+    fla_keys.check(config, (*OWN_KEYS, *only, "attn_mode", "num_v_heads", *known), name)
     fla_keys.counts_or_null(config, "num_v_heads")
     for key in ("head_dim", "conv_size"):
         if not is_count(config[key]):
@@ -96,10 +96,10 @@ def _sizes(
     if (mode := config.get("attn_mode", MODES[0])) not in MODES:
         raise CheckpointError(f"attn_mode is {mode!r}; expected {' or '.join(map(repr, MODES))}.")
     for key, (supported, other) in only.items():
-        found = config.get(key, supported)
-        if type(found) is not type(supported) or found != supported:
+        value = config.get(key, supported)
+        if type(value) is not type(supported) or value != supported:
             raise CheckpointError(
-                f"{key} is {found!r}: {other}, which FLA's {base} may have and is not served with; "
+                f"{key} is {value!r}: {other}, which FLA's {name} may have and is not served with; "
                 f"supported is {'null' if supported is None else str(supported).lower()}."
             )
     head, times = config["head_dim"], config["expand_v"]
@@ -116,7 +116,7 @@ def _is_whole(product: float, reach: float) -> bool:
 
 
 def _translation(
-    config: dict[str, Any], name: str, base: str, translated: dict[str, Any]
+    config: dict[str, Any], name: str, family: str, translated: dict[str, Any]
 ) -> ParsedConfig:
-    layout = FAMILIES[base].layout(translated)
-    return ParsedConfig(name, base, translated, fla_keys.spec(config, layout))
+    layout = FAMILIES[family].layout(translated)
+    return ParsedConfig(name, family, translated, fla_keys.spec(config, layout))

@@ -1,4 +1,4 @@
-"""What the configurations of flash-linear-attention's classes have in common."""
+"""Checks and keys that the configurations of flash-linear-attention's classes share."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,17 +12,17 @@ from attnres_serve.formats.parsed_config import kept
 OWN_KEYS = frozenset(
     ("attnres_block_size", "hidden_size", "num_hidden_layers", "num_heads", "norm_eps")
 )
-# Whether kernels of training are fused, beside what is read here.
+# The keys that are read here, and those about fused training kernels.
 KNOWN = (*OWN_KEYS, "fuse_norm", "fuse_swiglu", "quantization_config")
 
 
 def check(config: dict[str, Any], known: Iterable[str], name: str) -> None:
-    """Raise CheckpointError for a value that none of FLA's classes has, or a key of other models.
+    """Raise CheckpointError for a value that no FLA class supports, or a key of other models.
 
     Args:
         config: the config.json.
-        known: keys that the class has beside those of every class.
-        name: of the class, for a person.
+        known: keys of the class besides those of every class.
+        name: of the class, for messages.
     """
     for key in ("hidden_size", "num_hidden_layers", "num_heads", "vocab_size"):
         if not is_count(config.get(key)):
@@ -72,8 +72,8 @@ def spec(config: dict[str, Any], layout: Layout) -> AttnResSpec | None:
     return AttnResSpec.uniform(layout, size, config["norm_eps"])
 
 
-def base_config(config: dict[str, Any]) -> dict[str, Any]:
-    """What every class' config.json has in the words of a base family's."""
+def family_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The common keys of every FLA class, under the names of Hugging Face's families."""
     return kept(
         config, "hidden_size", "num_hidden_layers", "initializer_range", "quantization_config"
     ) | {

@@ -40,20 +40,20 @@ def translate(config: dict[str, Any], name: str) -> ParsedConfig:
             "embedding, so remove the key if the model was trained without it."
         )
     qk_norm = config.get("qk_norm", False)
-    base = "qwen3" if qk_norm else "qwen2" if config.get("qkv_bias", False) else "llama"
+    family = "qwen3" if qk_norm else "qwen2" if config.get("qkv_bias", False) else "llama"
     translated = _base_config(config)
     return ParsedConfig(
         format=name,
-        base=base,
+        family=family,
         config=translated,
-        spec=fla_keys.spec(config, FAMILIES[base].layout(translated)),
+        spec=fla_keys.spec(config, FAMILIES[family].layout(translated)),
         qk_norm_eps=QK_NORM_EPS if qk_norm else None,
     )
 
 
 def _base_config(config: dict[str, Any]) -> dict[str, Any]:
     heads = config["num_heads"]
-    base = fla_keys.base_config(config) | {
+    translated = fla_keys.family_config(config) | {
         "num_attention_heads": heads,
         "num_key_value_heads": config.get("num_kv_heads") or heads,
         "head_dim": config["hidden_size"] // heads,
@@ -68,10 +68,10 @@ def _base_config(config: dict[str, Any]) -> dict[str, Any]:
             raise CheckpointError(
                 f"window_size is {window!r}; expected null or a number of tokens, at least 1."
             )
-        base |= {
+        translated |= {
             "sliding_window": window,
             "use_sliding_window": True,
             "max_window_layers": 0,
             "layer_types": ["sliding_attention"] * config["num_hidden_layers"],
         }
-    return base
+    return translated

@@ -29,7 +29,7 @@ class Format(Protocol):
     ``LACKS_FIRST_SITE`` is true in one that stores nothing for site 0, which has one source alone.
     ``NATIVE`` says how a vLLM is known that serves the format by itself (``compat.native``).
     ``OWN_LAYER_NAMES`` is how a sentence calls a format whose linear layers have other names than
-    the base family's.
+    the family's.
 
     Attributes:
         NAME: how the format is called in logs and in ``GET /v1/attn_res``.
@@ -49,14 +49,14 @@ class Format(Protocol):
         """
 
     def translate(self, config: dict[str, Any]) -> ParsedConfig:
-        """The base family, its Hugging Face config and the AttnRes specification.
+        """The family, its Hugging Face config and the AttnRes specification.
 
         Raises:
             CheckpointError: for AttnRes that cannot be served exactly.
         """
 
     def rename(self, name: str) -> str:
-        """A tensor's name in the house format: the base family's names plus Kimi's."""
+        """A tensor's name in the house format: the family's names plus Kimi's."""
 
     def own_name(self, name: str) -> str:
         """The name in this format of the tensor that holds a weight, by the weight's house name."""

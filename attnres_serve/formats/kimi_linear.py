@@ -1,6 +1,6 @@
-"""Kimi Linear and Kimi K3 with Attention Residuals, in the names of Kimi's checkpoints.
+"""Kimi Linear and Kimi K3 with Attention Residuals, under the names of Kimi's checkpoints.
 
-They are the house format's, with a prefix where the language model is a part of a larger one.
+The names are the house format's, with a prefix if the language model is part of a larger one.
 ``attn_res_block_size`` counts transformer layers.  Without it the model has standard residuals.
 """
 
@@ -11,7 +11,7 @@ from attnres_serve.compat.native import Native
 from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.formats.base_config import base_config
+from attnres_serve.formats.family_config import family_config
 from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.keys import refuse_unknown
 from attnres_serve.formats.parsed_config import COMMON, ParsedConfig
@@ -20,12 +20,12 @@ NAME = "kimi_linear"
 BLOCK = "attn_res_block_size"
 BLOCKS = Blocks(BLOCK, "layers")
 NATIVE = Native("vllm.transformers_utils.configs.kimi_linear", "KimiLinearConfig", BLOCK)
-WHOLE, TEXT = "kimi_k3", "text_config"  # the model type, and where its language model is described
+WHOLE, TEXT = "kimi_k3", "text_config"  # the model type, and the key of its language model
 PREFIX = "language_model."
 ASIDE = "images."  # of the names here for what reads images
 _OF_IMAGES = re.compile(r"(vision_tower|mm_projector)\.")
 _KEYS_OF_IMAGES = re.compile("vision|image|video|media|^(architectures|model_type|ignore_index)$")
-_OF_THE_TEXT = (*COMMON, "tie_word_embeddings", "quantization_config")  # stated in either place
+_OF_THE_TEXT = (*COMMON, "tie_word_embeddings", "quantization_config")  # at either level
 
 
 def matches(config: dict[str, Any]) -> bool:
@@ -42,7 +42,7 @@ def matches(config: dict[str, Any]) -> bool:
 
 def translate(config: dict[str, Any]) -> ParsedConfig:
     text = _text(config) if config["model_type"] == WHOLE else config
-    base = base_config(text, NAME, (BLOCK,), strictly=True)
+    translated = family_config(text, NAME, (BLOCK,), strictly=True)
     if not is_count(layers := text[BLOCK]):
         raise CheckpointError(
             f"{BLOCK} is {layers!r}; expected null (standard residuals) or a whole number of "
@@ -50,14 +50,14 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
         )
     family = FAMILIES[NAME]
     spec = AttnResSpec.by_layers(family.layout(text), layers, family.epsilon(text))
-    return ParsedConfig(NAME, NAME, base, spec)
+    return ParsedConfig(NAME, NAME, translated, spec)
 
 
 def _text(config: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of the language model, by that of a model which reads images too.
+    """The config.json of the language model within that of a model which reads images too.
 
     Raises:
-        CheckpointError: it is of another type, or the whole one says more of it.
+        CheckpointError: it has another type, or the outer one has further keys about it.
     """
     text: dict[str, Any] = config[TEXT]
     if text.get("model_type", NAME) != NAME:
@@ -75,4 +75,4 @@ def rename(name: str) -> str:
 
 
 def own_name(name: str) -> str:
-    return name  # which a part of a larger model may have too
+    return name  # without the prefix, which the checkpoint may have

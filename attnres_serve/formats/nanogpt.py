@@ -1,8 +1,8 @@
 """BabyLM's nanoGPT (``nanogpt`` / ``NanoGPTForCausalLM``): a Llama under nanoGPT's names, with a
 gate on attention's output.
 
-Its checkpoints bring their class along as code (``auto_map``), which is not run.  What it computes
-was read from its public source, ``eval/hf_nanogpt/modeling_nanogpt.py`` in YpLarryWang/nanoGPT on
+Its checkpoints contain their class as code (``auto_map``), which is not run.  The implementation
+here follows its public source, ``eval/hf_nanogpt/modeling_nanogpt.py`` in YpLarryWang/nanoGPT on
 GitHub: half-split rotary embedding, no scaling; the eps of the norms in config.json, that of the
 key norms fixed; ``c_attn`` holds queries, keys and values one after the other.
 """
@@ -23,22 +23,22 @@ NAME = "nanogpt"
 BLOCKS = Blocks("attn_res_block_size", "sublayers")
 OWN_LAYER_NAMES = "nanoGPT"
 OWN_KEYS = {"n_embd", "n_head", "n_layer", "block_size", "use_attn_res", "attn_res_block_size"}
-KEY_NORM_EPS = 1e-5  # fixed in the class, whatever layer_norm_epsilon is
+KEY_NORM_EPS = 1e-5  # fixed in the class, independent of layer_norm_epsilon
 
 _COUNTS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 _FLAGS = ("bias", "use_rmsnorm", "use_swiglu", "use_rope", "use_attn_gate", "use_attn_res")
 _NUMBERS = ("swiglu_mult", "rope_theta", "layer_norm_epsilon")
-# Flags that may be left out: Transformers does not write what equals its own default, and older
-# exports do not know them all.
+# Optional flags: Transformers does not write values that equal its defaults, and older exports do
+# not have all of them.
 _DEFAULTS = {"tie_word_embeddings": True, "bidirectional": False, "use_static_attn_res": False}
-# Names by which the class lets the same value be set.
+# Other names that the class accepts for the same value.
 _ALIASES = {
     "hidden_size": "n_embd",
     "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
     "max_position_embeddings": "block_size",
 }
-# Flag: the value that is served, and what the other one means.
+# By flag: the supported value, and the meaning of the other one.
 _VARIANTS = {
     "use_rmsnorm": (True, "LayerNorm in the place of RMSNorm"),
     "use_swiglu": (True, "a GELU MLP"),
@@ -76,7 +76,10 @@ _IN_LAYER = {
 }
 _NAMES = Prefixes(
     *_TOP.items(),
-    *((f"transformer.h.#.{own}", f"model.layers.#.{name}") for own, name in _IN_LAYER.items()),
+    *(
+        (f"transformer.h.#.{format_name}", f"model.layers.#.{name}")
+        for format_name, name in _IN_LAYER.items()
+    ),
 )
 _PART = re.compile(r"(\.attn\.c_attn)\.[qkv]\.")
 rename = _NAMES.rename
@@ -106,8 +109,8 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
             f"swiglu_mult {config['swiglu_mult']!r} and n_embd {hidden} make an MLP of size 0: the "
             "size is their product, rounded to a multiple of 64."
         )
-    base = kept(config, "tie_word_embeddings")
-    base |= {
+    translated = kept(config, "tie_word_embeddings")
+    translated |= {
         "hidden_size": hidden,
         "num_hidden_layers": config["n_layer"],
         "num_attention_heads": heads,
@@ -124,9 +127,9 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
     name = "gated_llama" if config["use_attn_gate"] else "llama"
     return ParsedConfig(
         format=NAME,
-        base=name,
-        config=base,
-        spec=_spec(config, FAMILIES[name].layout(base)),
+        family=name,
+        config=translated,
+        spec=_spec(config, FAMILIES[name].layout(translated)),
     )
 
 
@@ -172,7 +175,7 @@ def _check_types(config: dict[str, Any]) -> None:
 
 
 def _refuse_other_models(config: dict[str, Any]) -> None:
-    """Raise for a variant that is known and not served, or a setting that is not known."""
+    """Raise for a known variant that is not supported, or an unknown setting."""
     for key, (served, other) in _VARIANTS.items():
         if config[key] is not served:
             raise CheckpointError(

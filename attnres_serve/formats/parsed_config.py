@@ -1,4 +1,4 @@
-"""What a format makes of a config.json."""
+"""The result of parsing a config.json, the same for all formats."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.families import FAMILIES
 
-# Keys that Hugging Face writes the same for every model.
+# Keys that mean the same for every model.
 COMMON = (
     "vocab_size",
     "bos_token_id",
@@ -20,7 +20,7 @@ COMMON = (
 
 
 def kept(config: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """Those entries of a config.json that the base family's has too: common ones and ``keys``."""
+    """The entries of a config.json that stay in the family's: common ones and ``keys``."""
     return {key: config[key] for key in (*COMMON, *keys) if key in config}
 
 
@@ -30,15 +30,14 @@ class ParsedConfig:
 
     Attributes:
         format: name of the checkpoint format.
-        base: backbone family, a key of ``attnres_serve.families.FAMILIES``.
-        config: the base family's config.json.
+        family: name of the model family, a key of ``attnres_serve.families.FAMILIES``.
+        config: the family's config.json.
         spec: the depth attention, None for a model with standard residuals.
-        qk_norm_eps: epsilon of the per-head query and key norms where it differs from
-            rms_norm_eps.
+        qk_norm_eps: epsilon of the per-head query and key norms if it differs from rms_norm_eps.
     """
 
     format: str
-    base: str
+    family: str
     config: dict[str, Any]
     spec: AttnResSpec | None
     qk_norm_eps: float | None = None
@@ -46,4 +45,4 @@ class ParsedConfig:
     @property
     def layout(self) -> Layout:
         """The sublayers of the decoder."""
-        return FAMILIES[self.base].layout(self.config)
+        return FAMILIES[self.family].layout(self.config)

@@ -1,4 +1,4 @@
-"""How names of tensors begin in a format and in the house format, read in both directions."""
+"""Prefixes of tensor names in a format and in the house format, translated both ways."""
 
 import re
 from collections.abc import Iterable
@@ -8,17 +8,17 @@ _Table = list[tuple[re.Pattern[str], str]]
 
 
 class Prefixes:
-    """The beginnings of names that differ between a format and the house format."""
+    """The prefixes that differ between a format and the house format."""
 
     def __init__(self, *pairs: Pair) -> None:
-        """Compile them.
+        """Compile the prefixes.
 
         Args:
-            pairs: the beginning in the format, and in the house format; ``#`` stands for the number
-                of a layer.  The first that a name has decides.
+            pairs: the prefix in the format, and in the house format; ``#`` stands for the number
+                of a layer.  The first match counts.
         """
         self._to_house = _compiled(pairs)
-        self._to_own = _compiled((house, own) for own, house in pairs)
+        self._to_own = _compiled((house, ours) for ours, house in pairs)
 
     def rename(self, name: str) -> str:
         """The house name of a tensor of the format."""
@@ -38,6 +38,6 @@ def _compiled(pairs: Iterable[Pair]) -> _Table:
 
 def _with_other_beginning(name: str, table: _Table) -> str:
     for pattern, replacement in table:
-        if found := pattern.match(name):
-            return found.expand(replacement) + name[found.end() :]
+        if match := pattern.match(name):
+            return match.expand(replacement) + name[match.end() :]
     return name

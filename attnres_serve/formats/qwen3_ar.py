@@ -9,7 +9,7 @@ from typing import Any
 from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.formats.base_config import base_config, refuse_windows
+from attnres_serve.formats.family_config import family_config, refuse_windows
 from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
 
@@ -25,7 +25,7 @@ def matches(config: dict[str, Any]) -> bool:
 
 
 def translate(config: dict[str, Any]) -> ParsedConfig:
-    base = base_config(config, "qwen3", KEYS)
+    translated = family_config(config, "qwen3", KEYS)
     refuse_windows(config)
     layers, final_mix = config.get(KEYS[0], "missing"), config.get(KEYS[1], True)
     if layers is not None and not is_count(layers):
@@ -40,7 +40,7 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
         eps = config.get("rms_norm_eps", 1e-6)
         layout = FAMILIES["qwen3"].layout(config)
         spec = AttnResSpec.by_layers(layout, layers, eps, final_mix)
-    return ParsedConfig(NAME, "qwen3", base, spec)
+    return ParsedConfig(NAME, "qwen3", translated, spec)
 
 
 def rename(name: str) -> str:

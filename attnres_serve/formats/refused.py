@@ -1,4 +1,4 @@
-"""Checkpoints that are recognised as AttnRes but not served: each is refused by its name."""
+"""Checkpoints that are recognised as AttnRes but not supported: each gets a specific refusal."""
 
 import re
 from typing import Any
@@ -7,12 +7,12 @@ from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 
-# Served by vLLM itself; the plugin must not stand in the way.
+# vLLM serves these without us; the plugin must not interfere.
 NATIVE_MODEL_TYPES = ("kimi_k3", "kimi_linear")
-INKLING = "inkling2"  # and what follows, of its parts
-LAYERS_KEY = "attn_res_block_size"  # in layers where it is Kimi's or SANA's
+INKLING = "inkling2"  # a prefix: its parts have longer names
+LAYERS_KEY = "attn_res_block_size"  # counts layers in Kimi's and SANA's files
 
-# Keys of the formats at large.  The same key counts layers in one format and sublayers in another.
+# Keys of published formats.  The same key counts layers in one format and sublayers in another.
 BLOCK_KEYS = (
     "attn_res_block_size",
     "attnres_block_size",
@@ -26,8 +26,8 @@ _SWITCHED_OFF: tuple[Any, ...] = (None, False, 0, "", "none")
 OTHER_KEYS = ("attn_res", "attnres_mode", "attn_res_output_route", "use_attn_res")
 MEGATRON_KEYS = ("attn_res_block_layers", "enable_attention_residuals")
 
-# Names of formats, by model types and architectures.  Those of served formats come here only where
-# the two do not go together.
+# Names of formats, by model types and architectures.  Supported formats get here only if the two
+# do not go together.
 MODEL_TYPES = {
     "alice_ai": "AliceAI",
     "qwen3_attnres": "open-attnres / delta-attnres",
@@ -47,7 +47,7 @@ ARCHITECTURES = {
     "KimiBlockAttnResForCausalLM": "torchtitan / SGLang fork on Kimi Linear",
 }
 
-# flash-linear-attention's other classes that have the flag, and what is missing for them.
+# flash-linear-attention's other classes with the flag, and why they are not supported.
 FLA_KEY = "attnres_block_size"
 _NO_MIXER, _NO_MODEL = "vLLM has no layer for its mixer", "no class here puts vLLM's layer into it"
 FLA_MIXERS = dict.fromkeys(
@@ -63,7 +63,7 @@ FLA_MIXERS = dict.fromkeys(
     "stickbreaking_attn": "FLA's own class does not read the key",
 }
 
-# Functions that are not Block or Full AttnRes, by what their keys, values and tensors are called.
+# Functions other than Block or Full AttnRes, by patterns of their keys, values and tensor names.
 _VARIANTS = [
     (re.compile(pattern), name)
     for pattern, name in (
@@ -81,12 +81,12 @@ _VARIANTS = [
 
 
 def variant(text: str) -> str:
-    """`` (what it is)`` for a key, value or tensor name of a function that is not served."""
+    """`` (description)`` for a key, value or tensor name of an unsupported function."""
     return next((f" ({name})" for pattern, name in _VARIANTS if pattern.search(text)), "")
 
 
 def _refuse_by_name(config: dict[str, Any]) -> None:
-    """Raise for models that were read and that nothing here, or on this device, computes."""
+    """Raise for known models that this package cannot compute."""
     model_type = str(config.get("model_type"))
     if model_type.startswith(INKLING):
         raise CheckpointError(
@@ -109,14 +109,14 @@ def _refuse_by_name(config: dict[str, Any]) -> None:
 
 
 def refuse_if_attnres(config: dict[str, Any], supported: str) -> None:
-    """Raise for a config that no served format claims but that describes AttnRes all the same.
+    """Raise for a config that matches no supported format but describes AttnRes.
 
     Args:
         config: the content of config.json.
-        supported: says what is served.
+        supported: a sentence about the supported formats.
 
     Raises:
-        CheckpointError: with what was found and what would be served instead.
+        CheckpointError: says what config.json has and what would be supported.
     """
     model_type, architectures = config.get("model_type"), config.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
@@ -133,14 +133,14 @@ def refuse_if_attnres(config: dict[str, Any], supported: str) -> None:
             f"this looks like a checkpoint of the {format_name} format, but no supported format "
             f"has {beside} together; {supported}."
         )
-    found = {
+    stated = {
         key: config[key]
         for key in (*MEGATRON_KEYS, *BLOCK_KEYS, *OTHER_KEYS)
         if config.get(key) not in _SWITCHED_OFF
     }
-    if not found:
+    if not stated:
         return
-    key, value = next(iter(found.items()))
+    key, value = next(iter(stated.items()))
     if key in MEGATRON_KEYS:
         raise CheckpointError(
             f"config.json has {key}: {value!r}, a setting of Megatron-LM's Attention Residuals, "

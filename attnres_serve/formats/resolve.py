@@ -1,7 +1,7 @@
 """The resolver: from a config.json to a normalised checkpoint.
 
-vLLM's configuration path and our own commands both go through ``resolve``, so that a checkpoint
-means the same to every process.
+vLLM's configuration path and our commands both call ``resolve``, so a checkpoint means the same to
+every process.
 """
 
 from collections.abc import Callable, Collection
@@ -18,64 +18,64 @@ TensorNames = Callable[[], Collection[str] | None]
 
 
 def resolve(
-    config: dict[str, Any], own_code: bool = False, names: TensorNames = lambda: None
+    config: dict[str, Any], trusts_code: bool = False, names: TensorNames = lambda: None
 ) -> ParsedConfig | None:
     """Recognise a checkpoint and translate its configuration.
 
     Args:
         config: the content of config.json.
-        own_code: whether the caller may run the repository's own code (``auto_map`` with
-            trust_remote_code).  A checkpoint that no format claims is then left to its code; one
-            that is claimed is ours with or without, as vLLM prefers its own classes too.
-        names: gives the names of the checkpoint's tensors, None where they cannot be had.  It is
-            called only where config.json leaves open which format this is.
+        trusts_code: whether the caller may run the repository's code (``auto_map`` with
+            trust_remote_code).  A checkpoint that matches no format is then left to its code; one
+            that matches is ours in any case, as vLLM prefers built-in classes too.
+        names: gives the names of the checkpoint's tensors, None if they are not available.  It is
+            called only if config.json leaves the format open.
 
     Returns:
-        The parsed, or None where this is not an AttnRes checkpoint that we should touch.
+        The ParsedConfig, or None if this is no AttnRes checkpoint that we should touch.
 
     Raises:
         CheckpointError: for AttnRes that cannot be served exactly.
     """
     config = with_list_of_architectures(config)
-    claiming = [module for module in formats.SERVED if module.matches(config)]
-    is_left_to_its_code = not claiming and own_code and _has_a_class_of_its_own(config)
+    matching = [module for module in formats.SERVED if module.matches(config)]
+    is_left_to_its_code = not matching and trusts_code and _has_code(config)
     if not is_left_to_its_code:
         strangers.refuse_sisters(config)
-    candidates = [module.translate(config) for module in claiming]
+    candidates = [module.translate(config) for module in matching]
     for parsed in candidates:
-        FAMILIES[parsed.base].check(parsed.config)
+        FAMILIES[parsed.family].check(parsed.config)
         checks.check_ends(parsed.config, "config.json")
     if len(candidates) > 1:
-        return _told_apart(candidates, config, names())
+        return _distinguished(candidates, config, names())
     if candidates:
         return candidates[0]
     if config.get("model_type") == "transformer" and "auto_map" in config:
-        return None  # a foreign repository with code of its own under a name that anyone may use
+        return None  # a repository with code under a name that anyone may use
     if not is_left_to_its_code:
         refused.refuse_if_attnres(config, formats.SUPPORTED)
         strangers.refuse(config, names)
     return None
 
 
-def _has_a_class_of_its_own(config: dict[str, Any]) -> bool:
-    """Whether a repository's code is run, if it may be: vLLM prefers its own classes."""
+def _has_code(config: dict[str, Any]) -> bool:
+    """Whether vLLM would run a repository's code if allowed: it prefers built-in classes."""
     name = strangers.architecture(config)
     is_listed = name is not None and source.listed_class(name) is not None
     return "auto_map" in config and not is_listed
 
 
 def with_list_of_architectures(config: dict[str, Any]) -> dict[str, Any]:
-    """A config.json in which one architecture, where it is a string, is a list of one."""
-    found = config.get("architectures")
-    return config | {"architectures": [found]} if isinstance(found, str) else config
+    """A config.json in which an architecture given as a string is a list of one."""
+    architectures = config.get("architectures")
+    return config | {"architectures": [architectures]} if isinstance(architectures, str) else config
 
 
-def _told_apart(
+def _distinguished(
     candidates: list[ParsedConfig], config: dict[str, Any], names: Collection[str] | None
 ) -> ParsedConfig:
-    """The one of several formats with the same config.json that the tensors are of.
+    """The candidate whose format the tensor names show, of several with the same config.json.
 
-    Without tensors a key decides that only one of the formats writes.
+    Without tensors, a key decides that only one of the formats writes.
     """
     modules: list[Any] = [formats.by_name(parsed.format) for parsed in candidates]
     if names is None:
@@ -91,10 +91,10 @@ def _told_apart(
     if len(marks) == 1:
         return next(parsed for parsed in candidates if parsed.format in marks)
     meanings = " or ".join(module.NAME for module in modules)
-    found = " and ".join(f"{mark} (of {name} only)" for name, mark in marks.items())
+    seen = " and ".join(f"{mark} (of {name} only)" for name, mark in marks.items())
     raise CheckpointError(
         f"model_type {config.get('model_type')!r} stands for {meanings}, and {where} has "
-        + (f"both {found}" if marks else "nothing that only one of them has")
+        + (f"both {seen}" if marks else "nothing that only one of them has")
         + ": no published code defines such a model, so it is not supported"
         + ("; its tensors would tell more, but they are not at hand." if names is None else ".")
     )

@@ -1,7 +1,7 @@
-"""Models whose layers are connected in another way than by standard or Attention Residuals.
+"""Models whose layers are connected neither by standard nor by Attention Residuals.
 
-They have the architecture of a plain model, and some have its tensors too: vLLM would serve that
-model in their place.
+They have the architecture of a plain model, and some have its tensors too: vLLM would serve the
+plain model instead.
 """
 
 import re
@@ -30,9 +30,9 @@ _OF_NORMED_LLAMA = {
 
 
 def plain_family(config: dict[str, Any]) -> Family | None:
-    """The family with standard residuals that vLLM would serve a config.json as, if known here.
+    """The family with standard residuals as which vLLM would serve a config.json; None if unknown.
 
-    Several architectures stand for one class of vLLM's.
+    Several architectures may stand for one vLLM class.
     """
     stock = [family for family in FAMILIES.values() if family.is_stock]
     name = architecture(config)
@@ -45,8 +45,8 @@ def plain_family(config: dict[str, Any]) -> Family | None:
 
 def architecture(config: dict[str, Any]) -> str | None:
     """The first of a config.json's architectures."""
-    found = config.get("architectures")
-    return str(found[0]) if isinstance(found, list) and found else None
+    architectures = config.get("architectures")
+    return str(architectures[0]) if isinstance(architectures, list) and architectures else None
 
 
 def refuse_sisters(config: dict[str, Any]) -> None:
@@ -69,13 +69,13 @@ def refuse_sisters(config: dict[str, Any]) -> None:
 def refuse(
     config: dict[str, Any], names: Callable[[], Collection[str] | None] = lambda: None
 ) -> None:
-    """Raise CheckpointError for a plain model with a key that connects its layers otherwise.
+    """Raise CheckpointError for a plain model with a key that connects its layers differently.
 
-    Plain are the families that vLLM has. Every key of theirs that their class knows may be there.
+    Plain models are those of families that vLLM has. Keys of the family's class are allowed.
 
     Args:
         config: the content of config.json.
-        names: gives the names of the checkpoint's tensors, None where they cannot be had.
+        names: gives the names of the checkpoint's tensors, None if they are not available.
     """
     family = plain_family(config)
     if family is None:
@@ -99,7 +99,7 @@ def refuse(
 def _refuse_normed_llama(
     config: dict[str, Any], family: Family, names: Callable[[], Collection[str] | None]
 ) -> None:
-    """Raise for a Llama with standard residuals whose attention or embeddings are others."""
+    """Raise for a Llama with standard residuals but other attention or embeddings."""
     for key, what in _OF_NORMED_LLAMA.items():
         if not connections.is_set(key, config) or _knows(family, config, key):
             continue
@@ -112,7 +112,7 @@ def _refuse_normed_llama(
 
 
 def _refuse_mode(config: dict[str, Any], key: str) -> None:
-    """Raise unless a key of ``baseline_attnres.MODES`` makes a checkpoint of that format."""
+    """Raise unless a key of ``baseline_attnres.MODES`` makes this a checkpoint of that format."""
     value = config[key]
     if sister := _MODES.get(re.sub(r"[\W_]", "", str(value)).lower()):
         raise CheckpointError(
@@ -133,7 +133,7 @@ def _refuse_mode(config: dict[str, Any], key: str) -> None:
 
 
 def _turns_depth_attention_on(key: str, config: dict[str, Any]) -> bool:
-    """Whether a key does; the mode only where neither the switch nor a baseline decides."""
+    """Whether a key turns it on; the mode does only without the switch and a baseline."""
     if key != MODE:
         return connections.is_set(key, config)
     is_decided = SWITCH in config or baseline_attnres.matches(config)
@@ -141,7 +141,7 @@ def _turns_depth_attention_on(key: str, config: dict[str, Any]) -> bool:
 
 
 def _knows(family: Family, config: dict[str, Any], key: str) -> bool:
-    """Whether the class of a config.json's model type, or of its family, reads a key."""
+    """Whether the class of a config.json's model type or family reads a key."""
     types = {family.hf, str(config.get("model_type"))}
     if any(hugging_face.names_key(one, key) for one in types):
         return True

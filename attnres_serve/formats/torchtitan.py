@@ -9,7 +9,7 @@ from typing import Any
 from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.formats.base_config import base_config, refuse_windows
+from attnres_serve.formats.family_config import family_config, refuse_windows
 from attnres_serve.formats.format import Blocks
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.prefixes import Prefixes
@@ -30,7 +30,7 @@ def matches(config: dict[str, Any]) -> bool:
 
 
 def translate(config: dict[str, Any]) -> ParsedConfig:
-    base = base_config(config, "qwen3", (KEY,))
+    translated = family_config(config, "qwen3", (KEY,))
     refuse_windows(config)
     if not is_count(config.get(KEY)):
         raise CheckpointError(
@@ -40,4 +40,4 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
     per_block = max(layers // config[KEY], 1)
     layout = FAMILIES["qwen3"].layout(config)
     spec = AttnResSpec.by_layers(layout, per_block, config.get("rms_norm_eps", 1e-6))
-    return ParsedConfig(NAME, "qwen3", base, spec)
+    return ParsedConfig(NAME, "qwen3", translated, spec)

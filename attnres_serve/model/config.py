@@ -59,7 +59,7 @@ def build(
         for_drafts: whether vLLM takes drafts from the model.  vLLM chooses its class for a
             checkpoint's draft head by the architecture of the model.
     """
-    family = FAMILIES[parsed.base]
+    family = FAMILIES[parsed.family]
     fields: dict[str, Any] = {
         key: value
         for key, value in parsed.config.items()

@@ -185,7 +185,7 @@ def _model(folder: Path, parsed: ParsedConfig) -> Reference:
         return oracle.load(folder)
     layout = parsed.layout
     sites = [rewritten.Site(one.layer, one.kind, one.norm) for one in layout.sublayers]
-    return rewritten.load(folder, sites, layout.final_norm, FAMILIES[parsed.base].hf)
+    return rewritten.load(folder, sites, layout.final_norm, FAMILIES[parsed.family].hf)
 
 
 def part_errors(model: Reference, passage: Passage) -> Iterator[tuple[str, float]]:

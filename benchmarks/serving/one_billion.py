@@ -110,7 +110,7 @@ def write(shape: Shape, folder: Path) -> int:
     for file in TOKENIZER.glob("tokenizer*.json"):
         shutil.copy(file, folder)
     parsed = check_model(str(folder), has_weights=False).translated(str(folder))
-    base, hidden = BaseTensors(parsed.base, parsed.config), parsed.config["hidden_size"]
+    base, hidden = BaseTensors(parsed.family, parsed.config), parsed.config["hidden_size"]
     shapes = dict(base.needed)
     for site, part in expected_parts(parsed.spec):
         name = tensor_name(site, part, base.layout)

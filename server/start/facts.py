@@ -18,7 +18,7 @@ def title() -> str:
 def of_checkpoint(name: str, parsed: ParsedConfig, cache: Cache | None) -> dict[str, str]:
     """The name of a checkpoint, the layout of its residuals, and its caches."""
     spec = parsed.spec
-    layout = f"format {parsed.format}, family {parsed.base}, "
+    layout = f"format {parsed.format}, family {parsed.family}, "
     if spec is None:
         layout += "standard residuals"
     else:

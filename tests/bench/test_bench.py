@@ -163,7 +163,7 @@ def test_the_baseline_is_the_family_with_the_same_weights(golden, tmp_path):
     found = check_folder(folder)
     write_baseline(folder, found, tmp_path / "twin")
     config = json.loads((tmp_path / "twin" / "config.json").read_text())
-    shapes = FAMILIES[found.parsed.base].shapes(config)
+    shapes = FAMILIES[found.parsed.family].shapes(config)
     own = load_file(folder / "model.safetensors")
     plain = load_file(next((tmp_path / "twin").glob("*.safetensors")))
     assert {name: tuple(tensor.shape) for name, tensor in plain.items()} == {
@@ -175,7 +175,7 @@ def test_the_baseline_is_the_family_with_the_same_weights(golden, tmp_path):
     assert keys == ({"attn_res", "model_type"} if golden == "baseline_attnres" else set())
     if keys:  # our class of the same attention, without sites
         parsed = resolve(config)
-        assert parsed is not None and (parsed.base, parsed.spec) == (found.parsed.base, None)
+        assert parsed is not None and (parsed.family, parsed.spec) == (found.parsed.family, None)
     values = [tensor for tensor in own.values()]
     for tensor in plain.values():
         assert any(

@@ -21,7 +21,7 @@ LATER = ("check", "serve", "convert", "add")
 
 
 def write_plain(folder: Path, base: str, **options: Any) -> Path:
-    """A house checkpoint whose config.json is its base family's."""
+    """A house checkpoint whose config.json is its family's."""
     write_house(folder, base, **options)
     architecture = FAMILIES[base].stock_architecture
     return edit(folder, without=("attn_res",), model_type=base, architectures=[architecture])

@@ -116,7 +116,7 @@ def check_asked(golden, whole: dict, divided: dict) -> None:
     In a small step that is what they ask with whole sites.
     """
     parsed = check_folder(golden).parsed
-    experts = expert_layers(FAMILIES[parsed.base].shapes(parsed.config))
+    experts = expert_layers(FAMILIES[parsed.family].shapes(parsed.config))
     sites, row = parsed.spec.num_sublayers, parsed.config["hidden_size"] * 4
     tokens, sums = STEPS[0], sites - len(experts)
     bank = tokens * (parsed.spec.num_blocks + 1) * row
@@ -172,7 +172,7 @@ def test_small_steps_of_compiled_code(tmp_path):
 )
 def test_sharded_sites_of_a_family(golden, tmp_path):
     """Every algorithm, eager, where they give to the bit what whole sites give, and compiled."""
-    cases, base = expected(golden), check_folder(golden).parsed.base
+    cases, base = expected(golden), check_folder(golden).parsed.family
     caches = FACTS[base].caches_prefixes
     prompts = [case["prompt"] for case in cases]
     two = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}

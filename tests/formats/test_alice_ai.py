@@ -25,7 +25,7 @@ def test_the_key_counts_layers() -> None:
     own = {"kda_allow_negative_eigenvalues": False, "router_bias_correction": True}
     found = resolve(CONFIG | older | own | {"router_score_function": "sigmoid"})
     assert found is not None and found.spec is not None
-    assert (found.format, found.base, found.spec.block_starts) == ("alice_ai", "alice_ai", (0, 6))
+    assert (found.format, found.family, found.spec.block_starts) == ("alice_ai", "alice_ai", (0, 6))
     assert found.spec.final_mix and not {*older} & {*found.config}
 
 

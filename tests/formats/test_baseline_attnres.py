@@ -108,7 +108,7 @@ def test_configurations_of_its_repository(name: str) -> None:
         recency_bias=True,
     )
     for found in (resolve(config), resolve(config | depth_attention.SAVED)):
-        assert found is not None and (found.base, found.spec) == ("normed_llama", spec)
+        assert found is not None and (found.family, found.spec) == ("normed_llama", spec)
     saved = depth_attention.SAVED | {"attnres_block_size": CONFIG["attnres_block_size"]}
     assert parsed(**saved) == parsed()
 
@@ -128,10 +128,10 @@ def test_the_base(norms: bool | None, scaled: bool | None, base: str, tmp_path: 
     options = {"use_qk_norm": norms, "scale_embeds": scaled}
     folder = write_baseline(tmp_path / "own", attention_bias=True, mlp_bias=True, **options)
     found = checked.check_folder(folder).translated("it")
-    assert (found.base, found.qk_norm_eps) == (base, None)
+    assert (found.family, found.qk_norm_eps) == (base, None)
     convert(str(folder), str(tmp_path / "house"), to_house=True)
     house = checked.check_folder(tmp_path / "house").translated("house")
-    assert (house.base, house.spec) == (found.base, found.spec)
+    assert (house.family, house.spec) == (found.family, found.spec)
     own, converted = oracle.load(folder), oracle.load(tmp_path / "house")
     assert torch.equal(own.logprobs(IDS), converted.logprobs(IDS))
 

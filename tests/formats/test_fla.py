@@ -56,7 +56,7 @@ def test_a_config_in_full(model_type: str) -> None:
     """Every field that decides the numbers arrives under the name that vLLM reads."""
     found = resolve(stated(model_type, norm_eps=1e-3))
     assert found is not None
-    assert (found.format, found.base, found.qk_norm_eps) == ("fla", model_type, None)
+    assert (found.format, found.family, found.qk_norm_eps) == ("fla", model_type, None)
     assert found.spec == AttnResSpec(Layout.of(4), (0, 4), 1e-3, final_mix=True)
     wanted = SHARED | WANTED[model_type] | {"rms_norm_eps": 1e-3}
     assert found.config.items() >= wanted.items()

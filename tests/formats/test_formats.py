@@ -88,7 +88,7 @@ def test_fla_bias_and_qk_norm_choose_the_backbone(
 ) -> None:
     """Per-head norms have FLA's default eps, whatever norm_eps is."""
     parsed = fla.translate(golden(qkv_bias=bias, qk_norm=norm, norm_eps=1e-3))
-    assert (parsed.base, parsed.qk_norm_eps) == (base, eps)
+    assert (parsed.family, parsed.qk_norm_eps) == (base, eps)
     assert parsed.config["attention_bias"] is bias
     assert parsed.config["rms_norm_eps"] == parsed.spec.key_norm_eps == 1e-3
 
@@ -152,13 +152,13 @@ def test_fla_values_that_are_refused(changes: dict[str, Any], sentence: str) -> 
 
 @pytest.mark.parametrize("base", [name for name in FAMILIES if not FACTS[name].is_tiny])
 def test_house_bases(base: str) -> None:
-    """Each base family is recognised and its configuration passed on untouched."""
+    """Each family is recognised and its configuration passed on untouched."""
     architectures = [FAMILIES[base].architecture]
     config = HOUSE | {"model_type": f"attnres_{base}", "architectures": architectures}
     before = deepcopy(config)
     parsed = resolve(config)
     assert parsed is not None and config == before
-    assert (parsed.format, parsed.base, parsed.qk_norm_eps) == ("house", base, None)
+    assert (parsed.format, parsed.family, parsed.qk_norm_eps) == ("house", base, None)
     assert parsed.config == without(config, "attn_res")
     assert parsed.spec == AttnResSpec(Layout.of(3), (0, 4), 1e-5)
 
@@ -172,8 +172,8 @@ def test_house_epsilon_of_the_heads_norms() -> None:
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        (HOUSE | {"model_type": "attnres_falcon"}, "names the base family 'falcon'"),
-        (HOUSE | {"model_type": "attnres_"}, "names the base family ''"),
+        (HOUSE | {"model_type": "attnres_falcon"}, "names the family 'falcon'"),
+        (HOUSE | {"model_type": "attnres_"}, "names the family ''"),
         (HOUSE | {"architectures": ["LlamaForCausalLM"]}, "architectures is ['LlamaForCausalLM']"),
         (HOUSE | {"architectures": ["AttnResQwen3ForCausalLM"]}, "['AttnResLlamaForCausalLM']"),
         (HOUSE | {"architectures": []}, "architectures is []"),
@@ -381,15 +381,15 @@ def test_kimi_is_left_to_vllm(model_type: str) -> None:
 def test_not_ours(config: dict[str, Any]) -> None:
     """Plain models, and foreign repositories under the name `transformer`, are none of ours."""
     assert resolve(config) is None
-    assert resolve(config, own_code=True) is None
+    assert resolve(config, trusts_code=True) is None
 
 
 def test_own_code_is_left_alone_only_when_it_will_run() -> None:
     """With trust_remote_code a repository computes its own AttnRes; without it vLLM would not."""
     config, _ = REFUSED["nanogpt"]
-    assert resolve(config, own_code=True) is None
+    assert resolve(config, trusts_code=True) is None
     with pytest.raises(CheckpointError):
-        resolve(without(config, "auto_map"), own_code=True)
+        resolve(without(config, "auto_map"), trusts_code=True)
 
 
 # --- configurations
@@ -413,10 +413,10 @@ def test_build(config: dict[str, Any], cls: str) -> None:
     """Class, architecture and the normalised specification of the configuration that vLLM sees."""
     parsed, result = resolve(config), built(config)
     assert type(result).__name__ == cls
-    assert result.model_type == FAMILIES[parsed.base].hf
+    assert result.model_type == FAMILIES[parsed.family].hf
     assert result.attn_res_config.items() >= without(parsed.config, "model_type").items()
-    assert result.attn_res_config["model_type"] == f"attnres_{parsed.base}"
-    assert result.architectures == [FAMILIES[parsed.base].architecture]
+    assert result.attn_res_config["model_type"] == f"attnres_{parsed.family}"
+    assert result.architectures == [FAMILIES[parsed.family].architecture]
     assert result.attn_res == parsed.spec.to_house()
     assert set(result.attn_res) == {"block_starts", "key_norm_eps"}
     assert model_config.spec_of(result) == parsed.spec

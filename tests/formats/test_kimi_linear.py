@@ -97,7 +97,7 @@ def test_the_papers_variant() -> None:
     """Nine blocks of six sublayers, and the embedding; the context by the name that vLLM reads."""
     found = resolve(RELEASED)
     assert found is not None and found.spec is not None
-    assert (found.format, found.base) == ("kimi_linear", "kimi_linear")
+    assert (found.format, found.family) == ("kimi_linear", "kimi_linear")
     assert found.spec.block_starts == tuple(range(0, 54, 6))
     assert found.spec.key_norm_eps == 1e-5 and found.spec.final_mix
     assert found.config["max_position_embeddings"] == 1048576

@@ -38,8 +38,8 @@ def test_goldens() -> None:
 
     The other has biases everywhere and a head of its own; the key norms keep their eps.
     """
-    parsed = resolve(golden(), own_code=True)
-    assert parsed == resolve(golden()) and parsed.base == "gated_llama"
+    parsed = resolve(golden(), trusts_code=True)
+    assert parsed == resolve(golden()) and parsed.family == "gated_llama"
     assert parsed.spec == AttnResSpec(Layout.of(6), (0, 4, 8), 1e-5, final_mix=True)
     assert parsed.config["max_position_embeddings"] == 256
     parsed = resolve(golden(SMALL))
@@ -52,9 +52,9 @@ def test_goldens() -> None:
 def test_variants_that_are_served() -> None:
     """Without a gate it is a plain Llama; without AttnRes it is the standard-residual twin; and
     Transformers leaves out a tied head, which is its default."""
-    assert resolve(golden(use_attn_gate=False)).base == "llama"
+    assert resolve(golden(use_attn_gate=False)).family == "llama"
     twin = resolve(golden(use_attn_res=False))
-    assert twin.spec is None and twin.base == "gated_llama"
+    assert twin.spec is None and twin.family == "gated_llama"
     assert resolve(golden(tie_word_embeddings=MISSING)) == resolve(golden())
 
 
@@ -77,7 +77,7 @@ def test_number_of_parameters(layers: int, block_size: int | None, parameters: i
             attn_res_block_size=block_size or 2,
         )
     )
-    shapes = FAMILIES[parsed.base].shapes(parsed.config)
+    shapes = FAMILIES[parsed.family].shapes(parsed.config)
     found = sum(math.prod(shape) for shape in shapes.values())
     if parsed.spec:
         found += 512 * len(expected_parts(parsed.spec))

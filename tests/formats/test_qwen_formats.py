@@ -55,7 +55,7 @@ def test_the_base_familys_config_and_every_tensor(name: str, tmp_path: Path) -> 
     folder = write(tmp_path, layers=5)
     parsed = checked.check_folder(folder).parsed
     assert parsed is not None and parsed.format == name.split()[0]
-    assert (parsed.base, parsed.qk_norm_eps) == (base, None)
+    assert (parsed.family, parsed.qk_norm_eps) == (base, None)
     own = {key: value for key, value in config_of(folder).items() if not key.startswith(OWN_KEYS)}
     assert parsed.config == own
 

@@ -243,7 +243,7 @@ def test_other_architectures_are_left_to_vllm() -> None:
         assert resolve({"architectures": [architecture], "altup_num_inputs": 4}) is None
     foreign = {"architectures": ["FooForCausalLM"], "model_type": "llama", "auto_map": {}}
     for keys in ({"cross_layer_mode": "x"}, {"use_depth_attention": True}, {"depth_window": 4}):
-        assert resolve(foreign | keys, own_code=True) is None
+        assert resolve(foreign | keys, trusts_code=True) is None
         assert resolve(foreign | keys) is None
 
 
@@ -251,7 +251,7 @@ def test_code_of_their_own_that_vllm_does_not_run() -> None:
     """It prefers its own class of that name."""
     for keys in ({"depth_window": 4}, {"use_depth_attention": True}, {"baseline_mode": "mhc"}):
         with pytest.raises(CheckpointError, match=next(iter(keys))):
-            resolve(PLAIN | {"auto_map": {}} | keys, own_code=True)
+            resolve(PLAIN | {"auto_map": {}} | keys, trusts_code=True)
 
 
 def configs(folder: Path) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def renamed(folder: Path, format_name: str) -> Iterator[str]:
-    """Matrices inside of layers, without queries, whose names are not the base family's."""
+    """Matrices inside of layers, without queries, whose names are not the family's."""
     with safe_open(folder / "model.safetensors", "pt") as stored:
         for name in stored.keys():  # noqa: SIM118 - safe_open is not a mapping
             ours = by_name(format_name).rename(name)

@@ -57,7 +57,7 @@ def facts(name: str) -> dict:
     file = Path("model.safetensors")
     headers = {
         tensor: Header(shape, "BF16", file)
-        for tensor, shape in FAMILIES[parsed.base].shapes(parsed.config).items()
+        for tensor, shape in FAMILIES[parsed.family].shapes(parsed.config).items()
     }
     for site, part in expected_parts(parsed.spec):
         headers[tensor_name(site, part, parsed.layout)] = Header(

@@ -140,7 +140,7 @@ def _with_zero_queries(source: Source, block_size: int) -> tuple[Source, dict[st
     eps.
     """
     config = source.parsed.config
-    eps = FAMILIES[source.parsed.base].epsilon(config)
+    eps = FAMILIES[source.parsed.family].epsilon(config)
     spec = AttnResSpec.uniform(source.parsed.layout, block_size, eps)
     added = _zero_queries(source, [site.index for site in sites(spec)])
     return replace(source, parsed=replace(source.parsed, spec=spec)), added
@@ -178,7 +178,7 @@ def house_config(parsed: ParsedConfig) -> dict[str, Any]:
     size = (starts[1:] or [spec.num_sublayers])[0]
     if starts == list(range(0, spec.num_sublayers, size)):
         options = {"block_size": size} | {k: v for k, v in options.items() if k != "block_starts"}
-    family = FAMILIES[parsed.base]
+    family = FAMILIES[parsed.family]
     config: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -199,7 +199,7 @@ def house_config(parsed: ParsedConfig) -> dict[str, Any]:
 
 
 def _of_the_base(config: dict[str, Any]) -> dict[str, Any]:
-    """What of a config.json is the base family's."""
+    """What of a config.json is the family's."""
     own = ("architectures", "model_type", "attn_res", "qk_norm_eps")
     return {key: value for key, value in config.items() if key not in own}
 

@@ -25,7 +25,7 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import EMBEDDINGS, HEAD
 from attnres_serve.formats import house
-from attnres_serve.formats.base_config import base_config
+from attnres_serve.formats.family_config import family_config
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 Stream = Iterator[tuple[Path, str, Tensor]]
@@ -60,7 +60,7 @@ class Source:
     @cached_property
     def index(self) -> TensorIndex:
         """Its tensors by house names."""
-        base = BaseTensors(self.parsed.base, self.parsed.config)
+        base = BaseTensors(self.parsed.family, self.parsed.config)
         found = TensorIndex(self.format, base, self.parsed.spec)
         for name, header in self.headers.items():
             found.enter(name, header)
@@ -246,4 +246,4 @@ def _standard_model(name: str, config: dict[str, Any]) -> ParsedConfig:
             "residuals and no code of its own."
         )
     known[base].shapes(config)  # says which size is not stated
-    return ParsedConfig(house.NAME, base, base_config(config, base, ()), None)
+    return ParsedConfig(house.NAME, base, family_config(config, base, ()), None)

@@ -1,4 +1,4 @@
-"""What formats share whose config.json is that of a Hugging Face base family with keys added."""
+"""Shared code of formats whose config.json is that of a Hugging Face family with added keys."""
 
 import re
 from collections.abc import Collection
@@ -13,8 +13,8 @@ from attnres_serve.formats.keys import TRAINING_KEYS, refuse_unknown
 from attnres_serve.formats.refused import variant
 
 _OWN_KEY = re.compile(r"attn_?res(_|$)|attn_?residual")
-# Of every family.  What its own classes read is handed on besides, as vLLM reads it as they do, and
-# nothing else: vLLM's code for a family also knows keys of others, which its own class ignores.
+# Keys of every family.  Otherwise only those that the family's Hugging Face class reads are kept:
+# vLLM's code for a family also reads keys of other families, which that class ignores.
 _FIRST = ("architectures", "model_type")
 _LAST = (
     "bos_token_id",
@@ -28,16 +28,16 @@ _LAST = (
 )
 
 
-def base_config(
-    config: dict[str, Any], base: str, known: Collection[str], strictly: bool = False
+def family_config(
+    config: dict[str, Any], family_name: str, known: Collection[str], strictly: bool = False
 ) -> dict[str, Any]:
-    """The base family's config.json, without the AttnRes keys ``known`` to the format.
+    """The family's config.json, without the AttnRes keys ``known`` to the format.
 
-    Keys that the family does not read are looked at as ``keys.refuse_unknown`` does.
+    ``keys.refuse_unknown`` checks the keys that the family does not read.
 
     Raises:
-        CheckpointError: another AttnRes key is set, or one that the base family does not have and
-            that changes other models, or the base family would be served wrongly.
+        CheckpointError: another AttnRes key is set, or one that the family does not have and
+            that changes other models, or the family would be served wrongly.
     """
     for key, value in config.items():
         if _OWN_KEY.search(key) and key not in known and value not in (None, False):
@@ -51,18 +51,18 @@ def base_config(
             raise CheckpointError(
                 f"{key} is {config.get(key)!r}; expected a whole number of at least 1."
             )
-    family = FAMILIES[base]
+    family = FAMILIES[family_name]
     eps = family.epsilon(config)
     if not is_number(eps) or eps <= 0:
         raise CheckpointError(f"{family.eps} is {eps!r}; expected a positive number.")
-    handed_on = tuple(dict.fromkeys((*_FIRST, *family.keys(), *_LAST)))
-    refuse_unknown(config, {*known, *handed_on}, f"a {base} model", strictly)
+    kept_keys = tuple(dict.fromkeys((*_FIRST, *family.keys(), *_LAST)))
+    refuse_unknown(config, {*known, *kept_keys}, f"a {family_name} model", strictly)
     check_windows(family, config)
-    return _by_one_name(family, {key: config[key] for key in handed_on if key in config})
+    return _by_one_name(family, {key: config[key] for key in kept_keys if key in config})
 
 
 def _by_one_name(family: Family, config: dict[str, Any]) -> dict[str, Any]:
-    """A config.json with the names of keys that vLLM reads."""
+    """A config.json with vLLM's names of keys."""
     named: dict[str, Any] = {}
     for key, value in config.items():
         name = family.other_names.get(key, key)
@@ -74,7 +74,7 @@ def _by_one_name(family: Family, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_windows(config: dict[str, Any]) -> None:
-    """Raise CheckpointError for any sliding window, in formats whose own code ignores it."""
+    """Raise CheckpointError for any sliding window, in formats whose training code ignores it."""
     if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or ()):
         raise CheckpointError(
             f"use_sliding_window is {config.get('use_sliding_window')!r} and layer_types is "
