@@ -15,7 +15,7 @@ def requested(arguments: Arguments) -> int:
     Raises:
         SettingError: the flag does not state the number.
     """
-    if (content := draft.given(arguments)) is None:
+    if (content := draft.requested_config(arguments)) is None:
         return 0
     number = content.get("num_speculative_tokens")
     if type(number) is not int or number < 1:

@@ -1,7 +1,7 @@
-"""Which tensors of the base model a checkpoint must hold, quantised or not, by their house names.
+"""The tensors, except those of AttnRes, that a checkpoint must hold, by their house names.
 
-vLLM's loaders cut a weight that is too large without a word, leave out a bias that they do not
-expect, and do not ask whether everything came where weights are quantised, so it is checked here.
+vLLM's loaders silently cut a weight that is too large and skip an unexpected bias. For quantised
+weights they do not check that all came. So it is checked here.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -17,46 +17,46 @@ from attnres_serve.families.family import HEAD, Held
 
 
 class BaseTensors:
-    """What the configuration of a base model asks of a checkpoint.
+    """The tensors that a family's configuration requires of a checkpoint.
 
     Attributes:
-        config: the config.json of the family.
+        config: the family's config.json.
         needed: shape of every weight, unquantised.
-        reordered: linear layers that vLLM does not run as they are stored, see ``Family``.
-        quantisation: the ``quantization_config``, empty where there is none.
+        reordered: linear layers that vLLM reorders at load, see ``Family``.
+        quantisation: the ``quantization_config``; empty without one.
     """
 
-    def __init__(self, base: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, family_name: str, config: Mapping[str, Any]) -> None:
         """Read a configuration.
 
         Args:
-            base: the family, a key of ``families.FAMILIES``.
+            family_name: a key of ``families.FAMILIES``.
             config: its config.json, with the ``quantization_config`` if there is one.
 
         Raises:
-            CheckpointError: config.json leaves a size to a default, or has a quantisation that is
-                no object.
+            CheckpointError: config.json does not state a size, or has a quantisation that is no
+                object.
         """
-        family = FAMILIES[base]
-        self.needed, self.reordered = family.shapes(config), family.reordered
-        self.config, self.layout, self._fused = config, family.layout(config), family.fused
+        facts = FAMILIES[family_name]
+        self.needed, self.reordered = facts.shapes(config), facts.reordered
+        self.config, self.layout, self._fused = config, facts.layout(config), facts.fused
         self.quantisation: Mapping[str, Any] = config.get("quantization_config") or {}
         if not isinstance(self.quantisation, Mapping):
             raise CheckpointError(
                 f"quantization_config is {self.quantisation!r}; expected null or an object."
             )
-        self._in_memory = family.in_memory
-        self._model = f"a {base} model with {config['num_hidden_layers']} layers"
+        self._in_memory = facts.in_memory
+        self._model = f"a {family_name} model with {config['num_hidden_layers']} layers"
         self._linears = {
             name.removesuffix(".weight") for name, shape in self.needed.items() if len(shape) == 2
         }
 
-    def check(self, name: str, own: str, stored: Stored) -> None:
+    def check(self, name: str, own_name: str, stored: Stored) -> None:
         """Check one tensor of the base model.
 
         Args:
             name: its house name.
-            own: its name in the checkpoint.
+            own_name: its name in the checkpoint.
             stored: its shape and type.
 
         Raises:
@@ -64,45 +64,45 @@ class BaseTensors:
         """
         stem, _, leaf = name.rpartition(".")
         if self.quantisation and stem in self._linears and leaf != "bias":
-            quantized.check_leaf(own, leaf, stored, self.needed[f"{stem}.weight"])
+            quantized.check_leaf(own_name, leaf, stored, self.needed[f"{stem}.weight"])
         elif name in self.needed:
-            check_shape(own, stored.shape, self.needed[name])
-            check_dtype(own, stored.dtype)
+            check_shape(own_name, stored.shape, self.needed[name])
+            check_dtype(own_name, stored.dtype)
         elif not self.is_known(name):
             raise CheckpointError(
-                f"the checkpoint holds the tensor {own}, which {self._model} does not have; the "
-                "configuration and the weights do not belong together."
+                f"the checkpoint holds the tensor {own_name}, which {self._model} does not have; "
+                "the configuration and the weights do not belong together."
             )
 
-    def held(self, own: str, name: str) -> Held | None:
-        """What a tensor is that a checkpoint holds in the form of memory; None for one of disk.
+    def held(self, own_name: str, name: str) -> Held | None:
+        """The form of a tensor that was stored as in memory; None for one in the form of disk.
 
         Args:
-            own: its name in the checkpoint.
+            own_name: its name in the checkpoint.
             name: its house name.
 
         Raises:
-            CheckpointError: it packs the experts of a layer, and how is not known.
+            CheckpointError: it packs the experts of a layer in an unknown way.
         """
         if name in self.needed or self.is_known(name):
             return None
-        found = None if self.quantisation else self._held.get(name)
-        if found is None and experts.is_packed(name):
+        packed = None if self.quantisation else self._held.get(name)
+        if packed is None and experts.is_packed(name):
             kind = "a quantized model" if self.quantisation else self._model
             raise CheckpointError(
-                f"the tensor {own} packs the experts of a layer as transformers holds them in "
+                f"the tensor {own_name} packs the experts of a layer as transformers holds them in "
                 f"memory, which is not read for {kind}; save the model by save_pretrained, which "
                 "writes one tensor for each."
             )
-        return found
+        return packed
 
     def packed(self, names: Collection[str]) -> dict[str, Held]:
-        """The tensors in the form of memory that hold several of these, and nothing else."""
+        """Tensors in the form of memory that hold several of these, and nothing else."""
         if not any(map(experts.ONE.match, names)):  # asking Hugging Face's class takes a second
             return {}
         return {
-            own: held
-            for own, held in self._held.items()
+            own_name: held
+            for own_name, held in self._held.items()
             if len(held.parts) > 1 and held.parts.keys() <= {*names}
         }
 
@@ -111,7 +111,7 @@ class BaseTensors:
         return self._in_memory(self.config)
 
     def is_known(self, name: str) -> bool:
-        """Whether a tensor that the model does not need may be there, by its house name."""
+        """Whether a tensor is allowed though the model does not need it, by its house name."""
         return (
             is_left_over(name, self.config)
             or self.is_spare_bias(name)
@@ -120,11 +120,11 @@ class BaseTensors:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the head is the embedding, so that a head that is stored is a copy of it."""
+        """Whether the head is the embedding, so that a stored head is a copy."""
         return bool(self.config.get("tie_word_embeddings"))
 
     def is_spare_bias(self, name: str) -> bool:
-        """Whether this is a bias that the model has not and that does no harm if it is zero."""
+        """Whether this is a bias that the model does not have; it is harmless if zero."""
         stem, _, leaf = name.rpartition(".")
         return (
             leaf == "bias"
@@ -135,32 +135,32 @@ class BaseTensors:
 
     def check_whole(
         self,
-        found: Mapping[str, Stored],
+        tensors: Mapping[str, Stored],
         own_names: Mapping[str, str],
         here: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """Check whether tensors that were checked one by one are all that the model needs.
+        """Check that tensors which were checked one by one are complete.
 
         Args:
-            found: shape and type by house names.
-            own_names: the checkpoint's own names by house names.
-            here: whether a tensor is needed here, and not on another pipeline stage only.
+            tensors: shape and type by house names.
+            own_names: the checkpoint's names by house names.
+            here: whether this pipeline stage needs a tensor.
 
         Raises:
-            CheckpointError: a tensor is missing, or what a quantisation wrote is not whole.
+            CheckpointError: a tensor is missing, or a quantised layer is incomplete.
         """
-        layers = self._layers(found) if self.quantisation else {}
+        layers = self._layers(tensors) if self.quantisation else {}
         missing = []
         for name in self.needed:
             if not here(name):
                 continue
             stem = name.removesuffix(".weight")
             if stem in layers:
-                own = {leaf: own_names[f"{stem}.{leaf}"] for leaf in layers[stem]}
+                leaf_names = {leaf: own_names[f"{stem}.{leaf}"] for leaf in layers[stem]}
                 method = self.quantisation.get("quant_method")
-                is_held = quantized.check_linear(stem, layers[stem], own, method) is not None
+                is_held = quantized.check_linear(stem, layers[stem], leaf_names, method) is not None
             else:
-                is_held = name in found
+                is_held = name in tensors
             if not is_held:
                 missing.append(name)
         if missing:
@@ -176,10 +176,10 @@ class BaseTensors:
             quantized.check_experts(layers)
             quantized.check_entries(self.quantisation, _modules(layers, own_names))
 
-    def _layers(self, found: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
-        """The tensors of every linear layer by what they are called below it."""
+    def _layers(self, tensors: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
+        """The tensors of every linear layer by their names within it."""
         layers: dict[str, dict[str, Stored]] = {}
-        for name, stored in found.items():
+        for name, stored in tensors.items():
             stem, _, leaf = name.rpartition(".")
             if stem in self._linears:
                 layers.setdefault(stem, {})[leaf] = stored
@@ -189,7 +189,7 @@ class BaseTensors:
 def _modules(
     layers: Mapping[str, Mapping[str, Stored]], own_names: Mapping[str, str]
 ) -> dict[str, str]:
-    """The checkpoint's own names of linear layers, by their house names."""
+    """The checkpoint's names of linear layers, by their house names."""
     return {
         stem: own_names[f"{stem}.{leaf}"].removesuffix(f".{leaf}")
         for stem, leaves in layers.items()

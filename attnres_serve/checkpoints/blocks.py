@@ -1,4 +1,4 @@
-"""The blocks of the KV cache on a CPU, and flags about them that vLLM refuses after its start."""
+"""Blocks of the KV cache on a CPU, and checks of flags that vLLM would refuse only at its start."""
 
 import math
 from typing import Any
@@ -13,39 +13,39 @@ from attnres_serve.formats.parsed_config import ParsedConfig
 
 SIZE, COUNT = "--block-size", "--num-gpu-blocks-override"
 USUAL = 128  # tokens of a block, unless the flag says otherwise
-LATENT = 16  # of latent attention without AMX, whatever the flag says
-HELD_BACK = 1  # block that vLLM fills no sequence with
+LATENT = 16  # of latent attention without AMX; vLLM ignores the flag
+HELD_BACK = 1  # block that vLLM never fills
 
 
 def check(name: str, parsed: ParsedConfig, arguments: Arguments) -> None:
     """Refuse a size or a number of blocks with which vLLM cannot serve a whole context on a CPU.
 
     Args:
-        name: what the checkpoint is called.
-        parsed: what the resolver made of it.
+        name: the checkpoint's name, for messages.
+        parsed: the parsed config.json.
         arguments: of vLLM's server.
 
     Raises:
-        SettingError: in one sentence, with the flag and what it may be.
+        SettingError: one sentence with the flag and its valid values.
     """
     family, config = FAMILIES[parsed.family], parsed.config
     if not device.is_cpu() or not family.cache_elements(config):
         return
-    step, given = source.block_step() or 1, arguments.block_size
-    takes_any = family.is_latent or family.state_bytes(config, 2)  # vLLM makes another of it
-    if given is not None and (given < 1 or (given % step and not takes_any)):
-        most = max(given // step, 1) * step
+    step, requested = source.block_step() or 1, arguments.block_size
+    takes_any = family.is_latent or family.state_bytes(config, 2)  # vLLM replaces the size
+    if requested is not None and (requested < 1 or (requested % step and not takes_any)):
+        most = max(requested // step, 1) * step
         raise SettingError(
-            f"{SIZE} is {given}; vLLM's attention on CPU takes multiples of {step}, such as "
+            f"{SIZE} is {requested}; vLLM's attention on CPU takes multiples of {step}, such as "
             f"{most} or {USUAL}, the default."
         )
-    count, asked = arguments.num_gpu_blocks_override, arguments.max_model_len
+    count, length = arguments.num_gpu_blocks_override, arguments.max_model_len
     if count is None:
         return
-    is_fitted = asked is not None and asked < 1  # vLLM takes the longest that fits
+    is_fitted = length is not None and length < 1  # vLLM takes the longest fitting context
     if is_fitted or arguments.has(*needs.OTHER_CONTEXT):
         return
-    context = asked or needs.context(config)
+    context = length or needs.context(config)
     fills = is_filled_by_tokens(family, config)
     size = size_of(family, arguments)
     least = math.ceil(context / size if fills else 1) + HELD_BACK
@@ -67,15 +67,15 @@ def size_of(family: Family, arguments: Arguments) -> int:
 
 
 def is_filled_by_tokens(family: Family, config: Any) -> bool:
-    """Whether a sequence fills a block with as many tokens as it has, in all layers alike.
+    """Whether every layer needs one cache slot for each token of a sequence.
 
-    Recurrent states and windows take blocks of their own, which vLLM counts otherwise.
+    vLLM counts blocks of recurrent states and windows differently.
     """
     return not family.state_bytes(config, 2) and not has_windows(family, config)
 
 
 def has_windows(family: Family, config: Any) -> bool:
-    """Whether layers may cache fewer tokens than the context has."""
+    """Whether layers may cache fewer tokens than the context."""
     if family.window is not None:
         return family.window(config) is not None
     if not config.get("use_sliding_window", True):

@@ -1,4 +1,4 @@
-"""``attnres-serve check``: what would be served, told by config.json and headers alone."""
+"""``attnres-serve check``: describe what would be served, from config.json and headers alone."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ from attnres_serve.formats import house
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-# Of a specification, where they are not as usual: name, and what a person reads.
+# Options of a specification, with labels for people; shown if they differ from the default.
 OPTIONS = {
     "cumulative": "cumulative sums",
     "recency_bias": "recency bias",
@@ -34,19 +34,19 @@ OPTIONS = {
 }
 DRAFTS = """--speculative-config '{"method": "mtp", "num_speculative_tokens": 1}'"""
 NO_TEMPLATE = "none; for chats, give `serve` one with --chat-template FILE"
-ATTNRES_BYTES = 4  # queries, key norms and biases are float32 in every model that is served
+ATTNRES_BYTES = 4  # queries, key norms and biases are served in float32
 
 
 def check(name: str, as_json: bool) -> None:
-    """Print what would be served.
+    """Print a description of what would be served.
 
     Args:
         name: a folder, or a model id whose files are in the Hugging Face cache.
-        as_json: print one JSON object; for a checkpoint that cannot be served, it says why not.
+        as_json: print one JSON object, with a reason if the checkpoint cannot be served.
 
     Raises:
         CheckpointError: it cannot be served as its config.json describes.
-        SettingError: a variable asks for a cache that this machine cannot hold.
+        SettingError: a variable states a cache that does not fit on this machine.
     """
     facts: dict[str, Any] = {}
     try:
@@ -70,33 +70,36 @@ def check(name: str, as_json: bool) -> None:
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The facts about a checkpoint that was checked.
+    """The facts about a checked checkpoint.
 
-    Sizes are in bytes, but ``block_size`` is in words and ``notes`` are sentences about blocks that
-    are seldom meant.  ``stored_dtype`` is ``mixed`` if ``stored_dtypes`` are several, first the one
-    of most bytes.  ``weights_bytes`` is the memory for the weights as they are served;
-    ``bank_bytes_per_token`` is that of the finished blocks and the partial sum where a site reads
-    most of them, for every token of a step, and ``bank_bytes_of_8192_tokens`` that of such a step
-    by the number of tensor-parallel workers that divide it (``--attnres-shard-sites on``);
-    ``kv_cache_bytes_per_token`` is that of the KV cache
-    for every token of the context, and ``state_bytes_per_sequence`` of what recurrent layers
-    keep of a sequence.  ``active_parameters`` leaves out the experts that a token does not see.
-    Both counts are None for quantised weights, whose elements are not parameters.  ``left_aside``
-    counts the tensors that predict further tokens, which the model is served without unless drafts
-    are asked for; ``draft_head`` says whether they can be.  ``images`` counts those that read
-    images, which are not served.
+    Sizes are in bytes, except ``block_size``, a text. ``notes`` are warnings about unusual blocks.
+    ``stored_dtype`` is ``mixed`` if there are several ``stored_dtypes``; the one with most bytes
+    comes first.
+
+    * ``weights_bytes``: memory for the weights as served.
+    * ``bank_bytes_per_token``: memory per token of a step for the finished blocks and the partial
+      sum, at the site that reads most of them.
+    * ``bank_bytes_of_8192_tokens``: the same for a step of 8192 tokens, by the number of
+      tensor-parallel workers that share it (``--attnres-shard-sites on``).
+    * ``kv_cache_bytes_per_token``: memory of the KV cache per token of the context.
+    * ``state_bytes_per_sequence``: memory for the recurrent state of a sequence.
+    * ``parameters`` and ``active_parameters``, which leaves out experts that a token does not see:
+      None for quantised weights, whose elements are not parameters.
+    * ``left_aside``: the number of tensors that predict further tokens; only drafts use them.
+      ``draft_head`` says whether drafts are possible.
+    * ``images``: the number of tensors that read images, which are not served.
     """
     parsed = checkpoint.parsed
     assert parsed is not None, "only an AttnRes checkpoint has these facts"
     config, spec = parsed.config, parsed.spec
     quantised = bool(config.get("quantization_config"))
-    own, base, drafts = _split(checkpoint)
+    site_headers, family_headers, drafts = _split(checkpoint)
     rename = formats.by_name(parsed.format).rename
-    elements = sum(header.elements for header in base)
-    attnres = sum(header.elements for header in own)
-    dtype = served_dtype(config, base)
-    stored = sum(header.stored_bytes for header in base)
-    types = stored_dtypes([*base, *own])
+    elements = sum(header.elements for header in family_headers)
+    attnres = sum(header.elements for header in site_headers)
+    dtype = served_dtype(config, family_headers)
+    stored = sum(header.stored_bytes for header in family_headers)
+    types = stored_dtypes([*family_headers, *site_headers])
     all_sites = sites(spec) if spec else ()
     rows = max((site.num_sources for site in all_sites), default=0)
     family = FAMILIES[parsed.family]
@@ -142,36 +145,36 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _class(format_name: str) -> dict[str, str]:
-    """Whose class serves a format that vLLM has a class of its own for, and why."""
-    own = getattr(formats.by_name(format_name), "NATIVE", None)
-    return {} if own is None else {"served_by": native.served_by(own)}
+    """Whose class serves a format for which vLLM has a class too, and why."""
+    native_class = getattr(formats.by_name(format_name), "NATIVE", None)
+    return {} if native_class is None else {"served_by": native.served_by(native_class)}
 
 
-def _cache(found: cache.Cache | None) -> dict[str, Any]:
-    """The facts about the cache that ``serve`` would take on this machine, if that can be told."""
-    if found is None:
+def _cache(kv_cache: cache.Cache | None) -> dict[str, Any]:
+    """The facts about the cache of ``serve`` on this machine; empty if unknown."""
+    if kv_cache is None:
         return {}
-    return {"cache": str(found), "cache_bytes": found.size, "cache_tokens": found.tokens}
+    return {"cache": str(kv_cache), "cache_bytes": kv_cache.size, "cache_tokens": kv_cache.tokens}
 
 
 def _split(checkpoint: Checkpoint) -> tuple[list[Header], list[Header], int]:
-    """The headers of the AttnRes tensors, those of the base model, and how many are drafts'."""
+    """The headers of AttnRes tensors and of other weights, and the number of draft tensors."""
     parsed = checkpoint.parsed
     assert parsed is not None
     rename, layout = formats.by_name(parsed.format).rename, parsed.layout
-    own, base, drafts = [], [], 0
+    site_headers, family_headers, drafts = [], [], 0
     for name, header in checkpoint.headers.items():
         house = rename(name)
         drafts += is_draft(house, parsed.config)
         if site_of(house, layout):
-            own.append(header)
+            site_headers.append(header)
         elif not is_left_over(house, parsed.config):
-            base.append(header)
-    return own, base, drafts
+            family_headers.append(header)
+    return site_headers, family_headers, drafts
 
 
 def stored_dtypes(headers: Iterable[Header]) -> list[str]:
-    """The types of the weights, first the one that most of their bytes have."""
+    """The types of the weights, the one with most bytes first."""
     totals: dict[str, int] = {}
     for header in headers:
         totals[header.dtype] = totals.get(header.dtype, 0) + header.stored_bytes
@@ -179,7 +182,7 @@ def stored_dtypes(headers: Iterable[Header]) -> list[str]:
 
 
 def served_dtype(config: Mapping[str, Any], headers: list[Header]) -> str:
-    """What vLLM's ``--dtype auto`` makes of a model where bfloat16 is supported."""
+    """The dtype that vLLM's ``--dtype auto`` chooses on a device with bfloat16."""
     stated = (
         config.get("dtype") or config.get("torch_dtype") or next(iter(stored_dtypes(headers)), "")
     )
@@ -187,18 +190,18 @@ def served_dtype(config: Mapping[str, Any], headers: list[Header]) -> str:
 
 
 def render(facts: Mapping[str, Any]) -> str:
-    """The facts as lines for a person."""
-    found = "none (standard residuals)"
+    """The facts as lines for people."""
+    block_line = "none (standard residuals)"
     if facts["blocks"]:
         starts = ", ".join(map(str, facts["block_starts"][: facts["blocks"]]))
-        found = f"{facts['blocks']}, beginning at the sublayers {starts}"
+        block_line = f"{facts['blocks']}, beginning at the sublayers {starts}"
         if facts["blocks"] == facts["sites"] - 1:
-            found = f"{facts['blocks']}, one for every sublayer (Full AttnRes)"
+            block_line = f"{facts['blocks']}, one for every sublayer (Full AttnRes)"
         if len(facts["block_starts"]) > facts["blocks"]:
-            found += "; the final site reads the last sum twice"
+            block_line += "; the final site reads the last sum twice"
     options = [
-        words.format(facts[name])
-        for name, words in OPTIONS.items()
+        label.format(facts[name])
+        for name, label in OPTIONS.items()
         if facts[name] and (name, facts[name]) != ("logit_scale", 1)
     ]
     parameters = "not counted (quantised)"
@@ -215,7 +218,7 @@ def render(facts: Mapping[str, Any]) -> str:
         "hidden size": f"{facts['hidden_size']}"
         + (f", in heads of {facts['head_size']}" if facts["head_size"] else ""),
         "layers": facts["layers"],
-        "blocks": found,
+        "blocks": block_line,
         "block size": facts["block_size"],
         "sites": f"{facts['sites']}, of at most {facts['sources']} sources",
         "final mix": "yes" if facts["final_mix"] else "no",
@@ -243,8 +246,10 @@ def render(facts: Mapping[str, Any]) -> str:
     if "served_by" in facts:
         lines["served by"] = facts["served_by"]
     if facts["left_aside"]:
-        told = f"{facts['left_aside']} tensors that predict further tokens"
-        lines["left aside"] = f"{told}; {DRAFTS} uses them" if facts["draft_head"] else told
+        draft_tensors = f"{facts['left_aside']} tensors that predict further tokens"
+        lines["left aside"] = (
+            f"{draft_tensors}; {DRAFTS} uses them" if facts["draft_head"] else draft_tensors
+        )
     if facts["unread"]:
         lines["not read"] = f"{', '.join(facts['unread'])}, as by the code that wrote it"
     if facts["images"]:

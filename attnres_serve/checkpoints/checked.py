@@ -1,5 +1,4 @@
-"""Checks a checkpoint without an engine: by its config.json and the names and shapes of its
-tensors."""
+"""Checks of a checkpoint without an engine, by config.json and its tensors' names and shapes."""
 
 import shlex
 from collections.abc import Callable, Collection, Mapping
@@ -34,14 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was checked.
+    """A checked checkpoint.
 
     Attributes:
         config: the content of config.json.
-        parsed: what the resolver made of it, None where this is no AttnRes checkpoint.
-        headers: its tensors by their own names; none where it is no AttnRes checkpoint, or a model
-            id whose headers cannot be had.
-        index: the same tensors by house names, None where there are no headers.
+        parsed: its parsed form; None if this is no AttnRes checkpoint.
+        headers: its tensors by the checkpoint's names; empty if it is no AttnRes checkpoint, or a
+            model id whose headers are not available.
+        index: the same tensors by house names; None without headers.
     """
 
     config: dict[str, Any]
@@ -50,13 +49,13 @@ class Checkpoint:
     index: TensorIndex | None = None
 
     def translated(self, name: str) -> ParsedConfig:
-        """What the resolver made of it, where it must be an AttnRes checkpoint.
+        """The parsed config.json of an AttnRes checkpoint.
 
         Args:
-            name: what it is called.
+            name: the checkpoint's name, for messages.
 
         Raises:
-            CheckpointError: it is none.
+            CheckpointError: it is no AttnRes checkpoint.
         """
         if self.parsed is None:
             is_known = str(self.config.get("model_type")) in FAMILIES
@@ -65,16 +64,16 @@ class Checkpoint:
         return self.parsed
 
     def has_table(self, leaf: str, table: "Tensor") -> bool:
-        """Whether a table [tokens, hidden] equals that of a leaf, in the type of fewer digits."""
+        """Whether a table [tokens, hidden] equals that of a leaf, in the less precise dtype."""
         import torch
 
         if self.index is None:  # its weights are not here
             return True
         names = self.index.own_names
-        own = names.get(HEAD if leaf == "lm_head" else EMBEDDING) or names.get(EMBEDDING)
-        if own is None or own not in self.headers:
+        own_name = names.get(HEAD if leaf == "lm_head" else EMBEDDING) or names.get(EMBEDDING)
+        if own_name is None or own_name not in self.headers:
             return False
-        stored = read_tensor(self.headers, own)
+        stored = read_tensor(self.headers, own_name)
         if stored.shape != table.shape or not stored.is_floating_point():
             return False
         common = min(stored.dtype, table.dtype, key=lambda dtype: torch.finfo(dtype).bits)
@@ -84,36 +83,36 @@ class Checkpoint:
 def no_attnres(
     name: str, config: dict[str, Any], names: Collection[str], command: str
 ) -> CheckpointError:
-    """The refusal of what is not recognised as an AttnRes checkpoint.
+    """The error for a checkpoint that is not recognised as one with AttnRes.
 
     Args:
-        name: what it is called.
+        name: the checkpoint's name, for messages.
         config: the content of its config.json.
         names: of its tensors, as far as they are known.
         command: of ``convert``, to which options can be added.
     """
-    if found := plain_config.queries(config, names):
-        return CheckpointError(found.advice(name, command))
-    said = (
+    if queries := plain_config.queries(config, names):
+        return CheckpointError(queries.advice(name, command))
+    message = (
         f"{name} is not an AttnRes checkpoint that can be served: found model_type "
         f"{config.get('model_type')!r} and architectures "
         f"{config.get('architectures')!r}; {formats.SUPPORTED}."
     )
     if str(config.get("model_type")) in FAMILIES:
         way = f"{command} --add-zero-queries --block-size 4"
-        said += f" Make an AttnRes model of it, with queries to train, by `{way}`."
-    return CheckpointError(said)
+        message += f" Make an AttnRes model of it, with queries to train, by `{way}`."
+    return CheckpointError(message)
 
 
 def _names_of_any(name: str) -> Collection[str]:
-    """Names of a checkpoint's tensors, of pickles too; none where they cannot be had."""
+    """Names of a checkpoint's tensors, including pickles; empty if they are not available."""
     try:
         folder = hub.local_path(name)
         if folder is None or not folder.is_dir() or not pickles(folder):
             return tensor_names(folder or name) or ()
         from attnres_serve.checkpoints import read  # imports torch
 
-        return [own for path in read.files(folder) for own, _ in read.tensors(path)]
+        return [own_name for path in read.files(folder) for own_name, _ in read.tensors(path)]
     except CheckpointError:  # config.json alone tells that it is refused
         return ()
 
@@ -124,7 +123,7 @@ def conversion(name: str) -> str:
 
 
 def tensor_names(name: str | Path, revision: str | None = None) -> Collection[str] | None:
-    """Names of a checkpoint's tensors, None where it has no safetensors files that can be had.
+    """Names of a checkpoint's tensors; None if its safetensors files are not available.
 
     Args:
         name: a folder, or a Hugging Face model id.
@@ -144,12 +143,12 @@ def tensor_names(name: str | Path, revision: str | None = None) -> Collection[st
 
 def translate(
     config: dict[str, Any],
-    own_code: bool,
+    trusts_code: bool,
     name: str | Path,
     revision: str | None = None,
 ) -> ParsedConfig | None:
-    """``resolve`` with the tensors of the checkpoint ``name`` at hand."""
-    return resolve(config, own_code, lambda: tensor_names(name, revision))
+    """``resolve`` with the tensor names of the checkpoint ``name``."""
+    return resolve(config, trusts_code, lambda: tensor_names(name, revision))
 
 
 def check_content(
@@ -157,12 +156,12 @@ def check_content(
     headers: Callable[[], Mapping[str, Header]],
     command: str = COMMAND,
 ) -> Checkpoint:
-    """Validate what a checkpoint says of itself, wherever that is from.
+    """Validate a checkpoint from its config.json and headers.
 
     Args:
         config: the content of config.json.
-        headers: gives its tensors; called, once, only if this may be an AttnRes checkpoint.
-        command: of ``convert``, which could rename them.
+        headers: gives its tensors; called once, and only if this may be an AttnRes checkpoint.
+        command: a ``convert`` command that could rename them.
 
     Raises:
         CheckpointError: for anything that cannot be served exactly.
@@ -177,21 +176,20 @@ def check_content(
 def check_folder(folder: Path) -> Checkpoint:
     """Validate a checkpoint folder by its config.json and the headers of its safetensors files.
 
-    Of the tensors themselves only a head is read that is stored although it is tied, and biases
-    that the model does not have where its quantisation writes some.
+    Tensors are not read, except a stored head that is tied, and biases that a quantisation added.
 
     Raises:
         CheckpointError: for anything that cannot be served exactly.
     """
     command = conversion(str(folder))
-    found = check_content(read_config(folder), lambda: read_headers(folder), command)
-    if found.index is not None:
-        _check_values(found.index, found.headers)
-    return found
+    checkpoint = check_content(read_config(folder), lambda: read_headers(folder), command)
+    if checkpoint.index is not None:
+        _check_values(checkpoint.index, checkpoint.headers)
+    return checkpoint
 
 
 def check_hub(name: str, revision: str | None = None) -> Checkpoint:
-    """The same for a Hugging Face model id, as far as the headers of its files can be had.
+    """Validate a Hugging Face model id, as far as the headers of its files are available.
 
     Raises:
         CheckpointError: for anything that cannot be served exactly, or a model that does not exist.
@@ -210,7 +208,7 @@ def check_model(name: str, revision: str | None = None, has_weights: bool = True
     Args:
         name: the folder or the model id.
         revision: branch, tag or commit of a model id.
-        has_weights: whether its weights will be read; otherwise config.json alone must fit.
+        has_weights: whether its weights will be read; otherwise only config.json is checked.
 
     Raises:
         CheckpointError: it cannot be served as its config.json describes.
@@ -218,34 +216,34 @@ def check_model(name: str, revision: str | None = None, has_weights: bool = True
     folder = hub.local_path(name)
     if not has_weights:
         config = hub.read_config(name, revision) if folder is None else read_config(folder)
-        found = Checkpoint(config, translate(config, False, folder or name, revision), {})
+        checkpoint = Checkpoint(config, translate(config, False, folder or name, revision), {})
     elif folder is None:
-        found = check_hub(name, revision)
+        checkpoint = check_hub(name, revision)
     else:
-        found = check_folder(folder)
-    found.translated(name)
-    return found
+        checkpoint = check_folder(folder)
+    checkpoint.translated(name)
+    return checkpoint
 
 
 def _check_values(index: TensorIndex, headers: Mapping[str, Header]) -> None:
-    """Check the tensors whose values decide, after their headers.
+    """Check the tensors whose values matter, in addition to their headers.
 
     Raises:
         CheckpointError: a tied head has other values than the embedding, or a bias that the model
             does not have is not zero.
     """
-    for name, own in index.own_names.items():
-        if own in headers and index.has_telling_values(name):
-            index.check_values(name, read_tensor(headers, own))
+    for name, own_name in index.own_names.items():
+        if own_name in headers and index.has_telling_values(name):
+            index.check_values(name, read_tensor(headers, own_name))
 
 
 def read_tensor(headers: Mapping[str, Header], name: str) -> "Tensor":
-    """One tensor of a checkpoint, as it is stored.
+    """One tensor of a checkpoint, as stored.
 
     Args:
-        headers: those of a checked checkpoint.
-        name: the checkpoint's own name of it.
+        headers: of a checked checkpoint.
+        name: its name in the checkpoint.
     """
-    with opened(headers[name].file, "pt") as tensors:  # torch is not imported for the usual one
+    with opened(headers[name].file, "pt") as tensors:  # only here is torch imported
         tensor: Tensor = tensors.get_tensor(name)
         return tensor

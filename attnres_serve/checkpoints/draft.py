@@ -1,4 +1,4 @@
-"""What drafts of speculative decoding come from, checked by files before anything is started."""
+"""Checks of the source of speculative drafts, from files, before anything starts."""
 
 import json
 from collections.abc import Mapping
@@ -21,27 +21,27 @@ from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.settings import HEADS, MIXED, MODEL, MTP, REFUSED, SPECULATION
 
 FLAG = "--speculative-config"
-# Values of vLLM's flags that are single keys of it.
+# vLLM's flags for single keys of it.
 PARTS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 
 
 def check_draft(name: str, target: Checkpoint, arguments: Arguments) -> None:
-    """Check what vLLM's flags take drafts from: a model, the checkpoint's own head, another's.
+    """Check the drafts that vLLM's flags request: by a model, the checkpoint's or another head.
 
-    A draft with Attention Residuals is checked as a target is.  One with standard residuals is
-    vLLM's.
+    A draft model with Attention Residuals is checked like a target.  vLLM checks one with standard
+    residuals.
 
     Args:
-        name: what the target is called.
-        target: the checkpoint that is served.
+        name: the target's name.
+        target: the served checkpoint.
         arguments: of vLLM.
 
     Raises:
-        CheckpointError: the draft cannot be served exactly or has another vocabulary, is no head or
-            no model, or the checkpoint has no head that vLLM could take drafts from.
+        CheckpointError: the draft cannot be served exactly or has another vocabulary, it is no head
+            or no model, or the checkpoint has no head for drafts.
         SettingError: the method is not supported.
     """
-    config, parsed = given(arguments) or {}, target.translated(name)
+    config, parsed = requested_config(arguments) or {}, target.translated(name)
     model, revision = config.get("model"), config.get("revision")
     method = _method_of(config, name)
     if method == MTP:
@@ -55,14 +55,14 @@ def check_draft(name: str, target: Checkpoint, arguments: Arguments) -> None:
 
 
 def _method_of(config: Mapping[str, Any], name: str) -> str | None:
-    """The method that vLLM takes for what is asked for; None if nothing is.
+    """The method that vLLM chooses for a configuration; None without drafts.
 
     Args:
         config: of drafts.
         name: of the served checkpoint, which may be the draft too.
 
     Raises:
-        SettingError: it is not supported, or another one than was asked for.
+        SettingError: it is not supported, or differs from the requested one.
     """
     model, method = config.get("model"), config.get("method")
     if method is None:
@@ -97,8 +97,8 @@ def require_method(method: Any) -> None:
         )
 
 
-def given(arguments: Arguments) -> dict[str, Any] | None:
-    """What vLLM makes of its flags of drafts; None without such a flag."""
+def requested_config(arguments: Arguments) -> dict[str, Any] | None:
+    """The configuration of drafts by vLLM's flags; None without such a flag."""
     parts = {key: getattr(arguments, name) for name, key in PARTS.items() if arguments.has(name)}
     if not parts and not arguments.has("speculative_config"):
         return None
@@ -114,20 +114,20 @@ def _check_model(target: ParsedConfig, model: Any, revision: str | None) -> None
             f"speculative decoding by {MODEL!r} needs the folder of a small model; give it as "
             "`model`."
         )
-    found = draft_folder.head_sign(draft_folder.config_of(model, revision), model, revision)
-    if found is not None:
+    sign = draft_folder.head_sign(draft_folder.config_of(model, revision), model, revision)
+    if sign is not None:
         raise CheckpointError(
-            f"{model} is a draft head, {found}, and {MODEL!r} takes drafts of a whole model; "
+            f"{model} is a draft head, {sign}, and {MODEL!r} takes drafts of a whole model; "
             "choose another, or the method of that head."
         )
     folder = hub.local_path(model)
     draft = check_hub(model, revision) if folder is None else check_folder(Path(folder))
     config = draft.config if draft.parsed is None else draft.parsed.config
-    size, wanted = config.get("vocab_size"), target.config["vocab_size"]
-    if size not in (None, wanted):
+    size, target_size = config.get("vocab_size"), target.config["vocab_size"]
+    if size not in (None, target_size):
         raise CheckpointError(
             f"the draft model {model} has a vocabulary of {size} tokens and the target one of "
-            f"{wanted}; choose a draft with the target's tokenizer."
+            f"{target_size}; choose a draft with the target's tokenizer."
         )
     if draft.parsed is not None and FAMILIES[draft.parsed.family].draft is not None:
         raise CheckpointError(
@@ -143,15 +143,15 @@ def _check_model(target: ParsedConfig, model: Any, revision: str | None) -> None
 
 
 def check_head(target: ParsedConfig, index: TensorIndex | None, other: str | None = None) -> None:
-    """Check that vLLM can take drafts from a checkpoint's own head.
+    """Check that vLLM can draft with the head in a checkpoint.
 
     Args:
-        target: what the resolver made of config.json.
-        index: the checkpoint's tensors, None where they cannot be had.
-        other: the checkpoint whose head is to be used; None for the served one.
+        target: the parsed config.json.
+        index: the checkpoint's tensors; None if they are not available.
+        other: another checkpoint whose head is requested; None for the served one.
 
     Raises:
-        CheckpointError: it has no such head, or one that vLLM's class would compute wrongly.
+        CheckpointError: it has no head, or one that vLLM's class would compute wrongly.
     """
     problem = head_problem(target, index)
     if other is not None:
@@ -165,11 +165,7 @@ def check_head(target: ParsedConfig, index: TensorIndex | None, other: str | Non
 
 
 def check_hook(target: ParsedConfig, method: str) -> None:
-    """Check that vLLM's class of a family shows its layers to heads of EAGLE's kind.
-
-    Raises:
-        CheckpointError: it does not.
-    """
+    """Raise CheckpointError if vLLM's class of a family gives EAGLE heads no hidden states."""
     if Limit.SHOWN_LAYERS in FAMILIES[target.family].limits:
         raise CheckpointError(
             f"speculative decoding by {method!r} is not supported for "
@@ -180,11 +176,11 @@ def check_hook(target: ParsedConfig, method: str) -> None:
 
 
 def head_problem(target: ParsedConfig, index: TensorIndex | None) -> str | None:
-    """What keeps vLLM from taking drafts from a checkpoint's own head, as the rest of a sentence.
+    """The reason why vLLM cannot draft with a checkpoint's head, as the end of a sentence.
 
     Args:
-        target: what the resolver made of config.json.
-        index: the checkpoint's tensors, None where they cannot be had.
+        target: the parsed config.json.
+        index: the checkpoint's tensors; None if they are not available.
     """
     family = FAMILIES[target.family]
     if family.draft is None:
@@ -199,40 +195,40 @@ def head_problem(target: ParsedConfig, index: TensorIndex | None) -> str | None:
         )
     if target.config.get("quantization_config"):
         return "is not supported with quantised weights; start without --speculative-config."
-    own, config = family.draft, target.config
-    if own.reads == MIXED and target.spec is None:
+    head, config = family.draft, target.config
+    if head.reads == MIXED and target.spec is None:
         return (
             "is supported with Attention Residuals alone: the head reads what the last norm reads; "
             "start without --speculative-config."
         )
-    if not is_count(own.layers(config)):
+    if not is_count(head.layers(config)):
         return (
-            f"needs layers that predict further tokens, and {own.keys[0]} is "
-            f"{own.layers(config)!r}; start without --speculative-config."
+            f"needs layers that predict further tokens, and {head.keys[0]} is "
+            f"{head.layers(config)!r}; start without --speculative-config."
         )
     return None if index is None else _tensors_problem(family, config, index)
 
 
 def _tensors_problem(family: Family, config: Mapping[str, Any], index: TensorIndex) -> str | None:
-    """What keeps vLLM from loading a head, as the rest of a sentence."""
-    own = [name for name in index.stored if is_draft(name, config)]
-    if not own:
+    """The reason why vLLM cannot load a head, as the end of a sentence."""
+    head_tensors = [name for name in index.stored if is_draft(name, config)]
+    if not head_tensors:
         return (
             "needs tensors that predict further tokens, and the checkpoint has none; start without "
             "--speculative-config."
         )
-    if (site := next(filter(LOOKS_LIKE_ATTNRES.search, own), None)) is not None:
+    if (site := next(filter(LOOKS_LIKE_ATTNRES.search, head_tensors), None)) is not None:
         return (
             "needs a draft head with standard residuals, which vLLM's class has, and the tensor "
             f"{index.own_names[site]} is depth attention; start without --speculative-config."
         )
     for name, shape in heads.shapes(family, config).items():
-        found = index.stored.get(name)
-        if found is None:
+        stored = index.stored.get(name)
+        if stored is None:
             return f"needs the tensor {name}, which is missing; start without --speculative-config."
-        if found.shape != shape:
+        if stored.shape != shape:
             return (
                 f"needs the tensor {index.own_names[name]} as {list(shape)}, and it has the shape "
-                f"{list(found.shape)}; start without --speculative-config."
+                f"{list(stored.shape)}; start without --speculative-config."
             )
     return None

@@ -1,7 +1,7 @@
-"""What the folder of a draft is, a head or a whole model, told by config.json and tensors' names.
+"""Whether the folder of a draft holds a head or a whole model, by config.json and tensor names.
 
-vLLM looks for a class by the name that it makes of the folder's architecture, and where it has none
-lists every class that it has.
+vLLM derives the name of a head's class from the folder's architecture. If it has none, its error
+lists every class.
 """
 
 import json
@@ -19,17 +19,17 @@ from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.settings import EAGLE, EAGLE3, MODEL
 
 Config = Mapping[str, Any]
-# Parts of a folder's name by which vLLM takes a draft for a head, whatever the method is.
+# Parts of a folder's name that make vLLM treat a draft as a head, with any method.
 NAMED = {"eagle-": EAGLE, "eagle3": EAGLE3, "dflash": "dflash", "dspark": "dspark"}
-# Of heads without a class in vLLM's table of drafts, or without any architecture.
+# Model types of heads that vLLM's table of drafts, or config.json, has no architecture for.
 HEAD_TYPES = ("medusa", "mlp_speculator", "eagle")
-OF_SPECULATORS = "speculators_model_type"  # in a config.json that vLLM translates by itself
-# The projection that every head of EAGLE's kind reads hidden states by, and no model has.
+OF_SPECULATORS = "speculators_model_type"  # a key of config.json files that vLLM translates
+# The projection of hidden states in every EAGLE head, which no model has.
 READS = re.compile(r"(^|\.)(fc|eagle_linear)\.weight$")
 
 
 def named_method(model: str) -> str | None:
-    """The method that vLLM reads in the name of a draft; None for none."""
+    """The method that vLLM infers from the name of a draft; None without one."""
     return next((method for part, method in NAMED.items() if part in model.lower()), None)
 
 
@@ -37,37 +37,37 @@ def config_of(model: str, revision: str | None) -> dict[str, Any]:
     """The config.json of a draft's folder or model id.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: it does not exist.
     """
     folder = hub.local_path(model)
     return hub.read_config(model, revision) if folder is None else read_config(folder)
 
 
 def require_head(target: ParsedConfig, method: str, model: Any, revision: str | None) -> None:
-    """Check that a draft is a head of EAGLE's kind for a model.
+    """Check that a draft is an EAGLE head for a model.
 
     Args:
         target: the served checkpoint.
         method: ``eagle`` or ``eagle3``.
-        model: what the flag names.
+        model: the value of the flag.
         revision: branch, tag or commit of a model id.
 
     Raises:
-        CheckpointError: it is none, or one of a model with other sizes.
+        CheckpointError: it is no such head, or has other sizes.
     """
     begin = f"speculative decoding by {method!r} needs the folder of a draft head"
     if not isinstance(model, str) or not model:
         raise CheckpointError(f"{begin}; give it as `model`.")
     config = config_of(model, revision)
-    if (found := _not_head(config, method, model, revision)) is not None:
-        raise CheckpointError(f"{begin}, and {model} {found}")
-    if (found := _other_size(config, method, target)) is not None:
-        raise CheckpointError(f"the draft head {model} {found}")
+    if (problem := _head_problem(config, method, model, revision)) is not None:
+        raise CheckpointError(f"{begin}, and {model} {problem}")
+    if (problem := _size_problem(config, method, target)) is not None:
+        raise CheckpointError(f"the draft head {model} {problem}")
     _check_projection(config, method, model)
 
 
 def head_sign(config: Config, model: str, revision: str | None) -> str | None:
-    """What shows that a draft is a head and no model, as a part of a sentence; None for a model."""
+    """The evidence that a draft is a head, as a part of a sentence; None for a model."""
     kind, names = str(config.get("model_type")), tensor_names(model, revision) or ()
     heads = [name for name in _architectures(config) if source.lists_head(name)]
     if heads or kind in HEAD_TYPES or OF_SPECULATORS in config:
@@ -77,9 +77,9 @@ def head_sign(config: Config, model: str, revision: str | None) -> str | None:
 
 
 def unknown_class(config: Config) -> str | None:
-    """The architecture of a model that neither vLLM nor transformers has a class of, if it is so.
+    """The architecture of a model without a class in vLLM and transformers; None for others.
 
-    Code of its own may bring one.
+    A repository with code may have the class.
     """
     names = _architectures(config)
     if not names or "auto_map" in config or any(map(source.lists_architecture, names)):
@@ -89,8 +89,8 @@ def unknown_class(config: Config) -> str | None:
     return None if any(hasattr(transformers, name) for name in names) else names[0]
 
 
-def _not_head(config: Config, method: str, model: str, revision: str | None) -> str | None:
-    """What a draft is instead of a head for a method, as the end of a sentence."""
+def _head_problem(config: Config, method: str, model: str, revision: str | None) -> str | None:
+    """The reason why a draft is no head for a method, as the end of a sentence; None for a head."""
     drafts = json.dumps({"method": MODEL, "model": model})
     whole = f"to take drafts of a whole model write {drafts}"
     if _is_attnres(config, model, revision):
@@ -105,11 +105,11 @@ def _not_head(config: Config, method: str, model: str, revision: str | None) -> 
             return f"is one of {names[0]}, " + (
                 f'for which write "method": "{other}".' if is_other else "for another method."
             )
-        found = f"has the architecture {names[0]}" if names else "names no architecture"
+        stated = f"has the architecture {names[0]}" if names else "names no architecture"
         usual = "LlamaForCausalLMEagle3" if method == EAGLE3 else "EagleLlamaForCausalLM"
         return (
-            f"{found} in its config.json, of which vLLM has no head; expected one such as {usual}, "
-            f"or {whole}."
+            f"{stated} in its config.json, of which vLLM has no head; expected one such as "
+            f"{usual}, or {whole}."
         )
     tensors = tensor_names(model, revision)
     if tensors and _reads_layers(config) and not any(map(READS.search, tensors)):
@@ -120,17 +120,17 @@ def _not_head(config: Config, method: str, model: str, revision: str | None) -> 
 def _is_attnres(config: Config, model: str, revision: str | None) -> bool:
     try:
         return translate(dict(config), False, model, revision) is not None
-    except CheckpointError:  # a variant that is not served
+    except CheckpointError:  # an unsupported variant
         return True
 
 
 def _architectures(config: Config) -> list[str]:
-    found = config.get("architectures")
-    return [str(name) for name in found] if isinstance(found, list) else []
+    names = config.get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _class_name(method: str, architecture: str) -> str:
-    """The name that vLLM makes of a head's architecture (``EAGLEConfig``)."""
+    """vLLM's name for a head's architecture (``EAGLEConfig``)."""
     if method == EAGLE:
         return architecture if architecture.startswith("Eagle") else f"Eagle{architecture}"
     is_whole = architecture.startswith("Eagle3") or architecture.endswith("Eagle3")
@@ -141,23 +141,23 @@ def _reads_layers(config: Config) -> bool:
     return bool((config.get("eagle_config") or {}).get("use_aux_hidden_state", True))
 
 
-def _other_size(config: Config, method: str, target: ParsedConfig) -> str | None:
-    """What a head states otherwise than its model, as the end of a sentence."""
-    own = {**(config.get("transformer_layer_config") or {}), **config}
+def _size_problem(config: Config, method: str, target: ParsedConfig) -> str | None:
+    """The first size in which a head differs from its model, as the end of a sentence."""
+    head_config = {**(config.get("transformer_layer_config") or {}), **config}
     width = "hidden_size"
-    if method == EAGLE3 and own.get("target_hidden_size") is not None:
+    if method == EAGLE3 and head_config.get("target_hidden_size") is not None:
         width = "target_hidden_size"
-    for key, wanted in ((width, "hidden_size"), ("vocab_size", "vocab_size")):
-        if own.get(key) not in (None, target.config[wanted]):
+    for key, target_key in ((width, "hidden_size"), ("vocab_size", "vocab_size")):
+        if head_config.get(key) not in (None, target.config[target_key]):
             return (
-                f"has {key} {own[key]}, and the served model has {wanted} {target.config[wanted]}; "
-                "choose a head that was trained for the served model."
+                f"has {key} {head_config[key]}, and the served model has {target_key} "
+                f"{target.config[target_key]}; choose a head that was trained for the served model."
             )
     return None
 
 
 def _check_projection(config: Config, method: str, model: str) -> None:
-    """Check the shape of the projection by which EAGLE's and EAGLE-3's heads differ.
+    """Check the shape of the projection, in which EAGLE and EAGLE-3 heads differ.
 
     Raises:
         CheckpointError: it reads another number of hidden states.
@@ -171,18 +171,18 @@ def _check_projection(config: Config, method: str, model: str) -> None:
     if name is None:
         return
     read = [2] if method == EAGLE else _layers_read(config)
-    wanted = [count * (config.get("target_hidden_size") or hidden) for count in read]
-    found = headers[name].shape
-    if found[-1] not in wanted:
+    widths = [count * (config.get("target_hidden_size") or hidden) for count in read]
+    shape = headers[name].shape
+    if shape[-1] not in widths:
         raise CheckpointError(
-            f"the draft head {model} has the tensor {name} of {list(found)}, and a head of "
-            f"{method!r} reads {' or '.join(map(str, wanted))} channels by its config.json; "
+            f"the draft head {model} has the tensor {name} of {list(shape)}, and a head of "
+            f"{method!r} reads {' or '.join(map(str, widths))} channels by its config.json; "
             "correct the method, or that file."
         )
 
 
 def _layers_read(config: Config) -> list[int]:
-    """How many layers an EAGLE-3 head may read; vLLM's classes look at other keys, or take 3."""
+    """The numbers of layers that an EAGLE-3 head may read; vLLM's classes read different keys."""
     layers = "eagle_aux_hidden_state_layer_ids"
     listed = (config.get(layers), (config.get("eagle_config") or {}).get(layers))
     stated = (config.get("num_aux_layers"), config.get("num_aux_hidden_states"))

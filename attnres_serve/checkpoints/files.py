@@ -1,4 +1,4 @@
-"""A checkpoint folder: its config.json and the headers of its safetensors files."""
+"""Files of a checkpoint folder: config.json and the headers of safetensors files."""
 
 import json
 import os
@@ -16,11 +16,11 @@ from attnres_serve.checkpoints.tensors import Stored
 from attnres_serve.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
-_POINTER = b"version https://git-lfs"  # the first bytes of one
+_POINTER = b"version https://git-lfs"  # the first bytes of a git-lfs pointer
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
-# Weights of other kinds, by their files.
+# Weights in unsupported files.
 OTHER_KINDS = {
     "*.gguf": "a GGUF file, for llama.cpp, which is not read here; give the safetensors of the "
     "model that it was made of, which the page of a GGUF repository names as its base model.",
@@ -30,16 +30,16 @@ OTHER_KINDS = {
     "global_step*": "a folder of DeepSpeed's; merge its shards with the zero_to_fp32.py beside it.",
     "zero_to_fp32.py": "DeepSpeed's script; run it to merge the shards into weights.",
 }
-# What trainers leave beside the weights.
+# Files of trainers beside the weights.
 _NOT_WEIGHTS = re.compile(r"training_args|trainer_state|optimizer|scheduler|scaler|rng_state")
 
 
 @dataclass(frozen=True)
 class Header(Stored):
-    """What a file of weights says of one tensor.
+    """The shape, dtype and file of one tensor.
 
     Attributes:
-        file: where it is.
+        file: its file.
     """
 
     file: Path
@@ -62,7 +62,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The content of ``folder``/config.json.
 
     Raises:
-        CheckpointError: no such folder, no such file, or not a JSON object.
+        CheckpointError: the folder or the file does not exist, or it holds no JSON object.
     """
     if not folder.exists():
         raise CheckpointError(f"{folder} does not exist; give the path of a checkpoint folder.")
@@ -83,7 +83,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds.
+    """The JSON object in a file.
 
     Raises:
         CheckpointError: it holds something else.
@@ -104,7 +104,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def refuse_pointer(path: Path) -> None:
-    """Raise CheckpointError for what `git clone` without git-lfs leaves of a large file."""
+    """Raise CheckpointError for a git-lfs pointer, which `git clone` without git-lfs leaves."""
     with path.open("rb") as file:
         is_pointer = file.read(len(_POINTER)) == _POINTER
     if is_pointer:
@@ -115,14 +115,14 @@ def refuse_pointer(path: Path) -> None:
 
 
 def read_headers(folder: Path) -> dict[str, Header]:
-    """Every tensor in the folder's safetensors files, none of them read.
+    """The headers of all tensors in the folder's safetensors files; no tensor is read.
 
     Raises:
         CheckpointError: no safetensors file, a damaged one, or a shard missing.
     """
     headers: dict[str, Header] = {}
     for path in safetensors_files(folder):
-        # Headers are the same for every framework, and numpy is imported faster than torch.
+        # Headers are the same for every framework, and numpy imports faster than torch.
         with opened(path, "np") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - safe_open is not a mapping
                 if name in headers:
@@ -131,17 +131,17 @@ def read_headers(folder: Path) -> dict[str, Header]:
                         f" and {path.name}; remove the one that is not of this model, or "
                         f"write {INDEX}, which names the file of every tensor."
                     )
-                found = tensors.get_slice(name)
-                headers[name] = Header(tuple(found.get_shape()), found.get_dtype(), path)
+                stored = tensors.get_slice(name)
+                headers[name] = Header(tuple(stored.get_shape()), stored.get_dtype(), path)
     return headers
 
 
 @contextmanager
 def opened(path: Path, framework: str) -> Iterator[Any]:
-    """A safetensors file, whose tensors are those of a framework.
+    """An open safetensors file that gives tensors of a framework.
 
     Raises:
-        CheckpointError: it is damaged, or another file stands in its place.
+        CheckpointError: it is damaged, or no safetensors file.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -158,12 +158,12 @@ def opened(path: Path, framework: str) -> Iterator[Any]:
 
 def pickles(folder: Path) -> list[Path]:
     """The pickles of a folder that may hold weights."""
-    found = (path for path in folder.iterdir() if path.suffix in PICKLES)
-    return sorted(path for path in found if not _NOT_WEIGHTS.match(path.name))
+    candidates = (path for path in folder.iterdir() if path.suffix in PICKLES)
+    return sorted(path for path in candidates if not _NOT_WEIGHTS.match(path.name))
 
 
 def safetensors_files(folder: Path) -> list[Path]:
-    """The files of weights that are served.
+    """The files of weights to serve.
 
     Raises:
         CheckpointError: there are none, or a shard is missing.
@@ -201,11 +201,11 @@ def _of_an_adapter(path: Path, beside: bool) -> str:
 
 
 def _other_kind(paths: Iterable[Path]) -> str:
-    """How weights of another kind among some files become safetensors; empty without any."""
+    """A sentence on unsupported weights among some files; empty without any."""
     ordered = sorted(paths)
     for pattern, kind in OTHER_KINDS.items():
-        if found := next((path for path in ordered if path.match(pattern)), None):
-            return f" {found.name} is {kind}"
+        if match := next((path for path in ordered if path.match(pattern)), None):
+            return f" {match.name} is {kind}"
     return ""
 
 
@@ -218,7 +218,7 @@ def _refuse_dangling(path: Path) -> None:
 
 
 def indexed_files(index: Path) -> list[Path]:
-    """The files that an index of shards names, all of which exist.
+    """The files that an index of shards names; all exist.
 
     Raises:
         CheckpointError: the index is damaged, or a file is missing.
@@ -243,7 +243,7 @@ def indexed_files(index: Path) -> list[Path]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """From the name of every tensor to the file that an index of shards says it is in.
+    """The file of every tensor, by its name, from an index of shards.
 
     Raises:
         CheckpointError: the index is damaged.

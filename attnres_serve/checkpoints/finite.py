@@ -1,6 +1,6 @@
-"""Whether the numbers of a tensor are numbers, in the type that they are served in.
+"""Checks that all numbers of a tensor are finite in the dtype that is served.
 
-One NaN makes every answer garbage, and the server would give it with status 200.
+One NaN makes every answer garbage, with status 200.
 """
 
 from pathlib import Path
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 def check_finite(name: str, tensor: "Tensor", dtype: "torch.dtype | None" = None) -> None:
-    """Refuse a tensor with a number that is not finite, or that is not when it is cast.
+    """Refuse a tensor with a number that is not finite, before or after a cast.
 
-    Smallest and largest number tell it in one pass at the speed of memory: a NaN is both.
+    The smallest and the largest number decide, in one pass at memory speed: a NaN becomes both.
 
     Args:
-        name: what the tensor is called.
-        tensor: of any shape and dtype; whole numbers are finite.
-        dtype: what it is served in; None for its own type.
+        name: the tensor's name, for messages.
+        tensor: of any shape and dtype; integers are finite.
+        dtype: the dtype that is served; None for the tensor's.
 
     Raises:
-        CheckpointError: with the first such number and its place.
+        CheckpointError: names the first such number and its place.
     """
     if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
         return
-    if tensor.dtype.itemsize == 1:  # of 8 bits, for which torch has no comparison
+    if tensor.dtype.itemsize == 1:  # torch cannot compare 8-bit floats
         import torch
 
         tensor = tensor.to(torch.bfloat16)
@@ -38,16 +38,16 @@ def check_finite(name: str, tensor: "Tensor", dtype: "torch.dtype | None" = None
         return
     wrong = ~tensor.to(target).isfinite()
     place = wrong.nonzero()[0].tolist()
-    found = tensor[tuple(place)]
+    value = tensor[tuple(place)]
     at = f" at {place}" if place else ""
-    if found.isfinite():
+    if value.isfinite():
         kind = str(target).removeprefix("torch.")
         raise CheckpointError(
-            f"the tensor {name} holds {found.item():g}{at}, which is beyond {kind}, the type that "
+            f"the tensor {name} holds {value.item():g}{at}, which is beyond {kind}, the type that "
             "it is served in; serve it with --dtype bfloat16 or --dtype float32."
         )
     raise CheckpointError(
-        f"the tensor {name} holds {found.item()}{at}, and {int(wrong.sum())} of its "
+        f"the tensor {name} holds {value.item()}{at}, and {int(wrong.sum())} of its "
         f"{tensor.numel()} numbers are not finite, which makes answers garbage; copy the file "
         "again, or save the model from a step at which its weights were finite."
     )
@@ -57,7 +57,7 @@ def check_folder_is_finite(folder: Path) -> None:
     """Refuse a checkpoint folder with a number that is not finite.
 
     Raises:
-        CheckpointError: with the tensor, or because a file is damaged.
+        CheckpointError: names the tensor, or a damaged file.
     """
     from attnres_serve.checkpoints import read  # which imports torch
 

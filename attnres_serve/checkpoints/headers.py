@@ -1,4 +1,4 @@
-"""All tensors of a checkpoint, checked at once by the headers of its files."""
+"""Validation of all tensors of a checkpoint together, from the headers of its files."""
 
 from collections.abc import Mapping
 
@@ -16,13 +16,13 @@ def check_headers(
 ) -> TensorIndex:
     """Validate that tensors are exactly those that a model needs, by their headers.
 
-    All are entered before one is checked: a tensor under a wrong name is missing and left over, and
-    what is missing tells more.
+    All are entered before the first check: a tensor under a wrong name is both missing and left
+    over, and the error about the missing one is clearer.
 
     Args:
-        parsed: what the resolver made of config.json.
-        headers: the tensors by the checkpoint's own names.
-        command: of ``convert``, which could rename them.
+        parsed: the parsed config.json.
+        headers: the tensors by the checkpoint's names.
+        command: a ``convert`` command that could rename them.
 
     Raises:
         CheckpointError: one is missing, left over, misshapen or of a type that cannot be read.
@@ -30,8 +30,8 @@ def check_headers(
     base = BaseTensors(parsed.family, parsed.config)
     index = TensorIndex(formats.by_name(parsed.format), base, parsed.spec)
     refuse_renamed(index, headers, command)
-    for own, header in headers.items():
-        index.enter(own, header)
+    for own_name, header in headers.items():
+        index.enter(own_name, header)
     index.close()
     for name in index.stored:
         index.check(name)

@@ -1,4 +1,4 @@
-"""What a checkpoint's name means: a folder on this machine or a Hugging Face model id."""
+"""Lookup of a checkpoint's name: a folder on this machine or a Hugging Face model id."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -9,15 +9,15 @@ from attnres_serve.errors import CheckpointError
 
 
 def looks_like_a_path(name: str) -> bool:
-    """Whether a name that does not exist on disk was meant as a path all the same."""
+    """Whether a name was meant as a path even if it does not exist on disk."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or name in ("", "/")
 
 
 def local_path(name: str) -> Path | None:
-    """The path that a name means, whether it exists or not; None for a model id.
+    """The path for a name, which need not exist; None for a model id.
 
     Raises:
-        CheckpointError: a name that no file can have.
+        CheckpointError: no file can have the name.
     """
     try:
         path = Path(name).expanduser()
@@ -30,7 +30,7 @@ def local_path(name: str) -> Path | None:
 
 
 def on_this_machine(name: str, revision: str | None = None) -> Path:
-    """The path that a name means, or the model's snapshot in the Hugging Face cache.
+    """The path for a name, or the model's snapshot in the Hugging Face cache.
 
     Args:
         name: a folder or a model id.
@@ -68,7 +68,7 @@ def read_config(name: str, revision: str | None = None) -> dict[str, Any]:
     """The config.json of a model id, at a branch, tag or commit.
 
     Raises:
-        CheckpointError: neither a local folder nor a model that can be had.
+        CheckpointError: it is neither a local folder nor an available model.
     """
     from transformers import PreTrainedConfig
 
@@ -85,7 +85,7 @@ def read_config(name: str, revision: str | None = None) -> dict[str, Any]:
     return config
 
 
-# What tells how a tokenizer is read, and the tokenizer.
+# A tokenizer's files, and those that state how to read it.
 TOKENIZER = (
     *("config.json", "token*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map*"),
     *("*.model", "*.tiktoken", "*chat_template*", "tekken.json"),
@@ -93,10 +93,10 @@ TOKENIZER = (
 
 
 def tokenizer_folder(name: str, revision: str | None = None) -> Path | None:
-    """The folder of a tokenizer's files, which are fetched for a model id.
+    """The folder of a tokenizer's files; for a model id they are fetched.
 
     Returns:
-        The folder; None for a single file, and where the files cannot be had.
+        The folder; None for a single file, or if the files are not available.
     """
     if Path(name).exists():
         return Path(name) if Path(name).is_dir() else None
@@ -104,7 +104,7 @@ def tokenizer_folder(name: str, revision: str | None = None) -> Path | None:
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=[*TOKENIZER]))
-    except Exception:  # no network, no such model: whatever the hub's client raises
+    except Exception:  # no network, no such model: the hub's client raises various errors
         return None
 
 
@@ -112,11 +112,11 @@ def tokenizer_folder(name: str, revision: str | None = None) -> Path | None:
 def read_shared_headers(name: str, revision: str | None = None) -> dict[str, Header] | None:
     """Every tensor of a model id, by the headers of its safetensors files.
 
-    A few kilobytes are fetched of each file, or, with ``HF_HUB_OFFLINE``, the files in the cache
-    are read.  Asked once a process, so that all its parts see the same.
+    A few kilobytes of each file are fetched, or, with ``HF_HUB_OFFLINE``, the files in the cache
+    are read.  The result is kept for the process, so that all callers see the same.
 
     Returns:
-        The headers, or None where they cannot be had; tensors are then checked while they load.
+        The headers, or None if they are not available; tensors are then checked while they load.
     """
     from huggingface_hub import constants, get_safetensors_metadata, snapshot_download
 
@@ -124,7 +124,7 @@ def read_shared_headers(name: str, revision: str | None = None) -> dict[str, Hea
         if constants.HF_HUB_OFFLINE:
             return read_headers(Path(snapshot_download(name, revision=revision)))
         files = get_safetensors_metadata(name, revision=revision).files_metadata.items()
-    except Exception:  # no network, no such file, other names: whatever the hub's client raises
+    except Exception:  # no network, no such file: the hub's client raises various errors
         return None
     return {
         tensor: Header(tuple(info.shape), info.dtype, Path(file))

@@ -1,6 +1,6 @@
-"""Kimi's tokenizer: ranks of tiktoken's with a pattern that only code of the checkpoint states.
+"""Kimi's tokenizer: tiktoken ranks with a pattern that only the checkpoint's code states.
 
-It becomes a tokenizer.json, which transformers and vLLM read without that code.
+It is translated to a tokenizer.json, which transformers and vLLM read without that code.
 """
 
 import ast
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 RANKS, CONFIG = "tiktoken.model", "tokenizer_config.json"
 MODULE, CLASS = "tokenization_kimi", "TikTokenTokenizer"
-RESERVED = 256  # special ids behind the ranks
-# Han signs are parted from other letters.  Python's `re` does not read `&&`, Oniguruma does.
+RESERVED = 256  # special ids after the ranks
+# Han characters are split from other letters.  Python's `re` does not support `&&`, Oniguruma does.
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _BEFORE, _BEHIND = r"[^\r\n\p{L}\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -43,8 +43,8 @@ def is_read_by(name: str, code: str | None) -> bool:
     """Whether a class is certainly Kimi's.
 
     Args:
-        name: as ``auto_map`` has it.
-        code: the source of its module; None or empty if it is not at hand.
+        name: its reference in ``auto_map``.
+        code: the source of its module; None or empty if not available.
     """
     module, _, cls = name.rpartition("--")[2].rpartition(".")
     if cls != CLASS:
@@ -57,7 +57,7 @@ def is_read_by(name: str, code: str | None) -> bool:
 
 
 def _patterns(code: str) -> set[str]:
-    """The texts in a source that are patterns of letters."""
+    """The string constants of a source that are patterns of letters."""
     try:
         nodes = [*ast.walk(ast.parse(code))]
     except (SyntaxError, ValueError, RecursionError):
@@ -67,41 +67,41 @@ def _patterns(code: str) -> set[str]:
 
 
 def ranks(folder: Path) -> dict[bytes, int]:
-    """The tokens of tiktoken.model, as bytes, with their ids 0 to n - 1.
+    """The ids, 0 to n - 1, of the tokens of tiktoken.model, by their bytes.
 
     Raises:
         CheckpointError: it is damaged.
     """
     path = folder / RANKS
     refuse_pointer(path)
-    found: dict[bytes, int] = {}
+    token_ranks: dict[bytes, int] = {}
     for number, line in enumerate(path.read_bytes().splitlines()):
         match = _LINE.fullmatch(line)
         try:
             token = base64.b64decode(match[1] if match else b"", validate=True)
         except binascii.Error:
             token = b""
-        if match is None or not token or int(match[2]) != number or token in found:
+        if match is None or not token or int(match[2]) != number or token in token_ranks:
             raise CheckpointError(
                 f"line {number + 1} of {path} is {line[:40]!r}; expected another token in base64, "
                 f"a blank and its rank {number}: copy or download the file again."
             )
-        found[token] = number
-    if missing := [byte for byte in range(256) if bytes([byte]) not in found]:
+        token_ranks[token] = number
+    if missing := [byte for byte in range(256) if bytes([byte]) not in token_ranks]:
         raise CheckpointError(
             f"{path} has no token for the byte {missing[0]}, so it is damaged; copy or download "
             "the file again."
         )
-    return found
+    return token_ranks
 
 
 def special_tokens(folder: Path, first: int, rows: int | None) -> list[dict[str, Any]]:
-    """The tokens behind the ranks, in the order of their ids.
+    """The tokens after the ranks, in the order of their ids.
 
     Args:
-        folder: where tokenizer_config.json is.
-        first: the id of the first, which is the number of ranks.
-        rows: of the embedding.  Reserved tokens without one are left out.
+        folder: the folder of tokenizer_config.json.
+        first: the first id, which is the number of ranks.
+        rows: of the embedding.  Reserved tokens beyond them are left out.
 
     Raises:
         CheckpointError: they are not stated.
@@ -131,11 +131,11 @@ def config(folder: Path, tokens: list[dict[str, Any]]) -> dict[str, Any]:
     """The tokenizer_config.json of the translation.
 
     Args:
-        folder: where Kimi's is.
-        tokens: those behind the ranks.
+        folder: the folder of Kimi's file.
+        tokens: the tokens after the ranks.
 
     Raises:
-        CheckpointError: it names a token that is not among them.
+        CheckpointError: it names an unknown token.
     """
     path = folder / CONFIG
     known = {token["content"] for token in tokens}
@@ -153,11 +153,11 @@ def config(folder: Path, tokens: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def backend(ranks: dict[bytes, int], tokens: list[dict[str, Any]]) -> "Tokenizer":
-    """A tokenizer that splits a text as tiktoken does with these ranks and Kimi's pattern.
+    """A tokenizer that splits texts like tiktoken with these ranks and Kimi's pattern.
 
     Args:
         ranks: the tokens as bytes, with their ids.
-        tokens: those behind them, as ``AddedToken`` takes them.
+        tokens: the tokens after the ranks, as arguments of ``AddedToken``.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -170,17 +170,17 @@ def backend(ranks: dict[bytes, int], tokens: list[dict[str, Any]]) -> "Tokenizer
         if token[:cut] in ranks and token[cut:] in ranks
     ]
     vocabulary = {texts[token]: rank for token, rank in ranks.items()}
-    own = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
     split = pre_tokenizers.Split(Regex(PATTERN), "isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    own.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
-    own.decoder = decoders.ByteLevel()
-    own.add_tokens([AddedToken(**{"normalized": False, **token}) for token in tokens])
-    return own
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(**{"normalized": False, **token}) for token in tokens])
+    return tokenizer
 
 
 def _signs() -> list[str]:
-    """The sign that stands for each byte in a byte-level vocabulary, as GPT-2 has them."""
+    """The character for each byte in a byte-level vocabulary, as in GPT-2."""
     printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printed]
     return [chr(byte if byte in printed else 256 + others.index(byte)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""Names of tensors: a checkpoint's own, and those of the house format."""
+"""Names of tensors: the checkpoint's (own names), and those of the house format."""
 
 import re
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ LOOKS_LIKE_ATTNRES = re.compile(
     r"(^|[._])res_(proj|norm|bias|query|alpha|gate)|attn_res|attnres|null_source|pre_gate"
 )
 
-# Parts of names that modules around a model add to them.
+# Prefixes that wrapper modules add to names.
 WRAPPERS = {
     "_orig_mod.": "torch.compile",
     "module.": "DistributedDataParallel, or DeepSpeed",
@@ -36,7 +36,7 @@ WRAPPERS = {
     "base_model.model.": "PEFT",
 }
 WRAPPER = re.compile(rf"(^|\.)(?P<prefix>{'|'.join(map(re.escape, WRAPPERS))})")
-# Of no weight, if saved with them.  `rotary_emb.inv_freq` is so common that vLLM leaves it out.
+# Saved buffers, which are no weights.  vLLM itself skips the common `rotary_emb.inv_freq`.
 BUFFER = re.compile(
     r"(^|\.)(((self_)?attn|attention)\.(bias|mask|tril)|masked_bias|(causal|attn|attention)_mask"
     r"|(cos|sin)_cached?|freqs_(cis|cos|sin)|(?<!rotary_emb\.)inv_freq)$"
@@ -44,19 +44,19 @@ BUFFER = re.compile(
 
 TIED = (*EMBEDDINGS, HEAD)
 
-# What names call a kind of sublayer, where not by its own name.
+# Kinds of sublayers with another name in tensor names.
 _HOUSE_KINDS = {"attention": "self_attention"}
 _KINDS = {house: kind for kind, house in _HOUSE_KINDS.items()}
 
-IMAGES = "images."  # which formats put before the names of tensors that read images
+IMAGES = "images."  # the prefix that formats give to tensors that read images
 PARTS = {"proj": "query", "norm": "key norm", "bias": "AttnRes bias"}
 
 
 def site_of(name: str, layout: Layout) -> tuple[int, str] | None:
     """Site and part (a key of ``PARTS``) of an AttnRes tensor.
 
-    Returns None for tensors of the base model; a site behind the final one for a sublayer that the
-    model has not, of a kind that it has.
+    Returns None for other tensors; a site after the final one for a sublayer that the model does
+    not have, of a kind that it has.
     """
     match = _ATTNRES.match(name)
     if not match:
@@ -84,7 +84,7 @@ def tensor_name(site: int, part: str, layout: Layout) -> str:
 def expected_parts(spec: AttnResSpec | None) -> list[tuple[int, str]]:
     """Site and part of every AttnRes tensor of a checkpoint.
 
-    Site 0's are among them though they never matter, as every format has them.
+    They include those of site 0, which have no effect but are in every format.
     """
     if spec is None:
         return []
@@ -94,23 +94,23 @@ def expected_parts(spec: AttnResSpec | None) -> list[tuple[int, str]]:
 
 
 def lacks_first_site(format_module: Format) -> bool:
-    """Whether a format stores nothing for site 0, which has one source alone."""
+    """Whether a format stores nothing for site 0, which has only one source."""
     return bool(getattr(format_module, "LACKS_FIRST_SITE", False))
 
 
 def part_names(format_module: Format, name: str) -> tuple[str, ...]:
-    """The names, for the format's ``rename``, of the equal parts that a tensor holds."""
+    """The names of the equal parts of a tensor, for the format's ``rename``."""
     parts = getattr(format_module, "parts", None)
     return tuple(parts(name)) if parts else (name,)
 
 
 def parts_of(format_module: Format, name: str, shape: Shape) -> dict[str, Shape]:
-    """The parts that a tensor of a checkpoint holds, by names that the format's ``rename`` knows.
+    """The shapes of a tensor's parts, by names for the format's ``rename``.
 
     One, the tensor itself, unless the format fuses weights.
 
     Raises:
-        CheckpointError: a fused tensor is not made of equal parts.
+        CheckpointError: a fused tensor does not have equal parts.
     """
     names = part_names(format_module, name)
     if len(names) == 1:
@@ -124,18 +124,19 @@ def parts_of(format_module: Format, name: str, shape: Shape) -> dict[str, Shape]
 
 
 def cut(tensor: "Tensor", count: int) -> tuple["Tensor", ...]:
-    """The equal parts of a tensor along its first dimension; of one part the tensor itself."""
+    """The equal parts of a tensor along its first dimension; for one part the tensor itself."""
     return tensor.chunk(count) if count > 1 else (tensor,)
 
 
 def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a tensor, by its house name, is in many checkpoints without being used: a rotary
-    table, the copy of a tied head, and what ``is_aside``."""
+    """Whether a tensor, by its house name, is in many checkpoints but unused.
+
+    These are rotary tables, copies for a tied head, and those of ``is_ignored``."""
     tied = name == HEAD and config.get("tie_word_embeddings")
-    return tied or name.endswith("rotary_emb.inv_freq") or is_aside(name, config)
+    return tied or name.endswith("rotary_emb.inv_freq") or is_ignored(name, config)
 
 
-def is_aside(name: str, config: Mapping[str, Any]) -> bool:
+def is_ignored(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a tensor, by its house name, predicts further tokens, reads images or is not read."""
     return is_of_images(name) or is_unread(name) or is_draft(name, config)
 
@@ -146,24 +147,24 @@ def is_of_images(name: str) -> bool:
 
 
 def is_unread(name: str) -> bool:
-    """Whether a tensor, by its house name, is one that the format's own code never reads."""
+    """Whether a tensor, by its house name, is never read by the format's code."""
     return name.startswith(UNREAD)
 
 
 def is_draft(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a tensor, by its house name, is of a head or of layers that predict further tokens.
+    """Whether a tensor, by its house name, belongs to layers that predict further tokens.
 
     Models are served without them.
     """
     if _DRAFT_HEAD.match(name):
         return True
     layers, further = config["num_hidden_layers"], config.get("num_nextn_predict_layers") or 0
-    found = _IN_LAYER.match(name) if further else None
-    return found is not None and layers <= int(found["layer"]) < layers + further
+    match = _IN_LAYER.match(name) if further else None
+    return match is not None and layers <= int(match["layer"]) < layers + further
 
 
 def same_tensor(first: str, second: str) -> str:
-    """The sentence about two tensors of a checkpoint that mean the same weight."""
+    """The sentence about two tensors of a checkpoint for the same weight."""
     return (
         f"the checkpoint holds both {first} and {second}, two names of one weight; which of them "
         "was trained cannot be told, so save the model with one."

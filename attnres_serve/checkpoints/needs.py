@@ -1,4 +1,4 @@
-"""What a server needs of a checkpoint besides its tensors, told by its files and config.json."""
+"""Checks of what a server needs of a checkpoint besides its tensors, from files and config.json."""
 
 import json
 import os
@@ -16,26 +16,26 @@ from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES, experts, latent
 from attnres_serve.formats.parsed_config import ParsedConfig
 
-# Files of which one is enough for a tokenizer of one kind or another.
+# Files of tokenizers; each kind of tokenizer has one of them.
 TOKENIZERS = (
     *("tokenizer.json", "tokenizer.model*", "tekken.json", "*.tiktoken", "tiktoken.model"),
     *("vocab.json", "vocab.txt", "spiece.model", "sentencepiece*.model", "tokenization_*.py"),
 )
 WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")  # tokens are bytes
-UNSTATED = 2048  # tokens that vLLM takes for the context of a recurrent model that states none
-# Flags and variables with which vLLM takes more tokens than config.json states, or fewer.
+UNSTATED = 2048  # vLLM's context for a recurrent model that states none
+# Flags and variables that change the context that config.json states.
 OTHER_CONTEXT = ("hf_overrides", "disable_sliding_window")
 LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """What is read as the tokenizer, and whether there is a chat template.
+    """Facts about the tokenizer and the chat template.
 
     ``tokenizer`` is the name of its file, None without one; ``tokenizer_read`` says how it is read
-    and how that was known, and is empty where the file's name says all.
+    and why, and is empty if the file's name is enough.
     """
     file, read = tokenizer(folder), ""
-    with suppress(CheckpointError):  # what `check` refuses
+    with suppress(CheckpointError):  # `check` raises it
         read = tokenizer_class.reading(folder).why if file else ""
     return {
         "tokenizer": file,
@@ -47,18 +47,18 @@ def facts(folder: Path) -> dict[str, Any]:
 def check(
     name: str, parsed: ParsedConfig, folder: Path | None, arguments: Arguments | None = None
 ) -> None:
-    """Refuse a checkpoint that vLLM's server would fail at, after the seconds of its start.
+    """Refuse a checkpoint on which vLLM's server would fail only after its start.
 
     Args:
-        name: what the checkpoint is called.
-        parsed: what the resolver made of it.
-        folder: where its files are; None for a model id, whose tokenizer is not looked for.
+        name: the checkpoint's name, for messages.
+        parsed: the parsed config.json.
+        folder: its folder; None for a model id, whose tokenizer is not checked.
         arguments: of vLLM's server.
 
     Raises:
-        CheckpointError: there is no tokenizer, it is damaged, it would be read otherwise than the
-            model was trained, the model has no rows for its tokens or for those that end an answer,
-            or this device computes no heads of that size.
+        CheckpointError: the tokenizer is missing, damaged or would be read differently than in
+            training; the model has no rows for its tokens or the end-of-sequence tokens; or this
+            device cannot compute heads of that size.
         SettingError: ``--max-model-len`` is longer than the model's context.
     """
     arguments = arguments or Arguments()
@@ -84,10 +84,10 @@ def check(
 
 
 def check_heads(name: str, parsed: ParsedConfig) -> None:
-    """Refuse heads that vLLM's attention on this device does not compute.
+    """Refuse heads that vLLM's attention on this device cannot compute.
 
     Raises:
-        CheckpointError: their size is none of those that it has a kernel for.
+        CheckpointError: vLLM has no kernel for their size.
     """
     family, config = FAMILIES[parsed.family], parsed.config
     if family.is_latent:
@@ -112,35 +112,35 @@ def _check_row(name: str, config: Mapping[str, Any]) -> None:
 
 
 def check_quantized(name: str, index: TensorIndex | None) -> None:
-    """Refuse quantised layers that vLLM does not compute on this device.
+    """Refuse quantised layers that vLLM cannot compute on this device.
 
     Args:
-        name: what the checkpoint is called.
-        index: its tensors; None where they cannot be had.
+        name: the checkpoint's name, for messages.
+        index: its tensors; None if they are not available.
 
     Raises:
-        CheckpointError: there are some.
+        CheckpointError: it has such layers.
     """
     if index is None or not device.is_cpu():
         return
-    found = quantized.first_quantised(index.stored, quantized.FOLDED)
-    if found is not None:
+    weight = quantized.first_quantised(index.stored, quantized.FOLDED)
+    if weight is not None:
         raise CheckpointError(
-            f"{name} has a quantised kv_b_proj ({found} in house names), which vLLM was not shown "
+            f"{name} has a quantised kv_b_proj ({weight} in house names), which vLLM was not shown "
             "to fold rightly on a CPU; serve it on a GPU, or quantise the model with kv_b_proj in "
             "`ignore`."
         )
-    found = quantized.first_quantised(index.stored, experts.ONE)
-    if found is not None and source.lacks_quantized_experts():
+    weight = quantized.first_quantised(index.stored, experts.ONE)
+    if weight is not None and source.lacks_quantized_experts():
         raise CheckpointError(
-            f"{name} has quantised experts ({found} in house names), and vLLM computes those on "
+            f"{name} has quantised experts ({weight} in house names), and vLLM computes those on "
             "this CPU only with AMX or zentorch; serve it on such a CPU or on a GPU, or quantise "
             "the model with its experts in `ignore`."
         )
-    found = quantized.first_int8(index.stored)
-    if found is not None and source.lacks_int8():
+    weight = quantized.first_int8(index.stored)
+    if weight is not None and source.lacks_int8():
         raise CheckpointError(
-            f"{name} has INT8 weights ({found} in house names), whose products vLLM computes "
+            f"{name} has INT8 weights ({weight} in house names), whose products vLLM computes "
             "wrongly on this CPU, which has no dot products of 8-bit integers (avx512_vnni, "
             "avx_vnni or amx_int8 in /proc/cpuinfo); serve it on a CPU that has them, or on a GPU."
         )
@@ -152,49 +152,49 @@ def check_context(name: str, parsed: ParsedConfig, arguments: Arguments) -> None
     Raises:
         SettingError: it is longer than the model's context.
     """
-    asked = arguments.max_model_len
+    length = arguments.max_model_len
     free = os.environ.get(LONGER, "0").strip().lower() in ("1", "true")
     config = parsed.config
-    if asked is None or free or arguments.has(*OTHER_CONTEXT):
+    if length is None or free or arguments.has(*OTHER_CONTEXT):
         return
     if "max_position_embeddings" not in config:
         return
     rope = _rope(config)
-    # By YaRN's own numbers in vLLM 0.28, by max_position_embeddings in later ones: the longer.
+    # vLLM 0.28 reads YaRN's numbers, later versions max_position_embeddings: take the longer.
     stretched = rope.get("original_max_position_embeddings", 0) * (rope.get("factor") or 1)
     longest = int(max(context(config), config.get("model_max_length") or 0, stretched))
-    if asked > longest:
+    if length > longest:
         raise SettingError(
-            f"--max-model-len is {asked}, and {name} has a context of {longest} tokens; give at "
+            f"--max-model-len is {length}, and {name} has a context of {longest} tokens; give at "
             f"most that, or set {LONGER}=1 to serve positions that it was not trained for."
         )
 
 
 def tokenizer(folder: Path) -> str | None:
-    """The name of a file by which a folder has a tokenizer, None if there is none."""
+    """The name of the tokenizer's main file in a folder, None without one."""
     for pattern in TOKENIZERS:
-        if found := sorted(folder.glob(pattern)):
-            return found[0].name
+        if files := sorted(folder.glob(pattern)):
+            return files[0].name
     bytewise = _read(folder / "tokenizer_config.json").get("tokenizer_class") in WITHOUT_FILES
     return "tokenizer_config.json" if bytewise else None
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether vLLM finds out by itself how a chat becomes a prompt."""
+    """Whether vLLM finds a chat template in the folder."""
     files = ("chat_template.jinja", "chat_template.json")
     inside = _read(folder / "tokenizer_config.json").get("chat_template")
     return bool(inside) or any((folder / name).is_file() for name in files)
 
 
 def context(config: Mapping[str, Any]) -> int:
-    """Tokens of the longest sequence, as vLLM counts them.
+    """The longest sequence in tokens, as vLLM computes it.
 
     Args:
-        config: that of the family.
+        config: the family's config.json.
     """
     rope = _rope(config)
     kind = rope.get("rope_type", rope.get("type"))
-    # Of these, max_position_embeddings is what comes out of the factor.
+    # For these kinds, max_position_embeddings already includes the factor.
     stretched = kind in ("llama3", "yarn") or "gemma3" in config.get("model_type", "")
     factor = 1 if stretched else rope.get("factor") or 1
     return int(config.get("max_position_embeddings", UNSTATED) * factor)
@@ -210,7 +210,7 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where it cannot be had: whoever needs it says so."""
+    """The JSON object in a file; empty if it cannot be read, which other code reports."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

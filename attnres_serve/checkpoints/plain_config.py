@@ -1,6 +1,6 @@
-"""Tensors of Attention Residuals under the config.json of a plain model, as own trainers save them.
+"""Tensors of Attention Residuals under the config.json of a plain model, as custom trainers save.
 
-The tensors tell most of what the house format's ``attn_res`` states, but not where blocks begin.
+The tensors determine most of the house format's ``attn_res``, but not the blocks.
 """
 
 import json
@@ -20,12 +20,12 @@ SIZE, STARTS = house.BLOCKS.key, "block_starts"
 
 @dataclass(frozen=True)
 class Queries:
-    """What a plain model's checkpoint holds of Attention Residuals.
+    """The tensors of Attention Residuals in a plain model's checkpoint.
 
     Attributes:
         family: of its config.json.
-        names: the tensors.
-        options: of ``attn_res``, beside the size of blocks, by the tensors.
+        names: of the tensors.
+        options: of ``attn_res``, without the size of blocks, as the tensors show them.
     """
 
     family: Family
@@ -34,14 +34,14 @@ class Queries:
 
     @property
     def variant(self) -> str | None:
-        """A tensor that no Block or Full AttnRes has, and why; None without one."""
+        """A tensor of another function than Block or Full AttnRes, and its meaning; or None."""
         return next((name + what for name in self.names if (what := variant(name))), None)
 
     def keys(self, blocks: Any) -> dict[str, Any]:
-        """The keys of config.json that make a checkpoint of the house format.
+        """The keys of config.json to set for the house format.
 
         Args:
-            blocks: how many sublayers a block has.
+            blocks: the number of sublayers in a block.
         """
         return {
             "model_type": self.family.model_type,
@@ -50,45 +50,45 @@ class Queries:
         }
 
     def advice(self, name: str, command: str) -> str:
-        """What config.json must say for the tensors, in a sentence.
+        """A sentence about the changes of config.json that the tensors need.
 
         Args:
-            name: what the checkpoint is called.
-            command: of ``convert``, to which an option can be added.
+            name: the checkpoint's name.
+            command: a ``convert`` command, to which an option can be added.
         """
         more = f" and {len(self.names) - 1} more" if self.names[1:] else ""
-        said = f"{name} holds {self.names[0]}{more}, tensors of Attention Residuals, under the "
-        said += f"config.json of a plain {self.family.title}"
+        sentence = f"{name} holds {self.names[0]}{more}, tensors of Attention Residuals, under the "
+        sentence += f"config.json of a plain {self.family.title}"
         if self.variant:
-            return f"{said}, and {self.variant} is of a function that is not supported."
+            return f"{sentence}, and {self.variant} is of a function that is not supported."
         first, second, third = (f"{key} to {json.dumps(v)}" for key, v in self.keys("S").items())
         third = third.replace('"S"', "S")  # for a number
-        said += f": set {first}, {second} and {third}"
+        sentence += f": set {first}, {second} and {third}"
         if STARTS not in self.options:
-            said += " (S: sublayers of a block)"
+            sentence += " (S: sublayers of a block)"
         if self.options:
-            return f'{said}, and in it "cumulative" to true if its sums were so.'
-        return f"{said}, or run `{command} --block-size S`."
+            return f'{sentence}, and in it "cumulative" to true if its sums were so.'
+        return f"{sentence}, or run `{command} --block-size S`."
 
 
 def queries(config: dict[str, Any], names: Collection[str]) -> Queries | None:
-    """The tensors of Attention Residuals of a plain model; None for another model, and without any.
+    """The tensors of Attention Residuals of a plain model; None for other models or without any.
 
     Args:
         config: the content of its config.json.
         names: of all its tensors.
     """
     family = FAMILIES.get(str(config.get("model_type")))
-    found = [name for name in names if LOOKS_LIKE_ATTNRES.search(name)]
-    if family is None or not family.is_stock or not found:
+    query_names = [name for name in names if LOOKS_LIKE_ATTNRES.search(name)]
+    if family is None or not family.is_stock or not query_names:
         return None
     try:
         layout = family.layout(config)
-    except CheckpointError:  # of a size that is no size
+    except CheckpointError:  # an invalid size
         return None
-    sites = {site for name in found if (site := site_of(name, layout))}
+    sites = {site for name in query_names if (site := site_of(name, layout))}
     if not sites:
-        return Queries(family, found, {})
+        return Queries(family, query_names, {})
     options: dict[str, Any] = {}
     if layout.num_sublayers not in {site for site, _ in sites}:
         options["final_mix"] = False
@@ -99,4 +99,4 @@ def queries(config: dict[str, Any], names: Collection[str]) -> Queries | None:
         options["shared_queries"] = "layer"
     elif 0 in owners and len(owners) < layout.num_sublayers:
         options |= {STARTS: sorted(owners), "shared_queries": "block"}
-    return Queries(family, found, options)
+    return Queries(family, query_names, options)

@@ -1,8 +1,7 @@
-"""What a quantisation makes of the weight of a linear layer, checked by names, shapes and types.
+"""Checks of quantised linear layers, by their tensors' names, shapes and types.
 
-Methods differ in how they pack numbers.  What is checked here holds for all of them: something is
-the weight, numbers that are no floats have a scale, and the parts that vLLM makes one layer of are
-quantised alike.
+Methods pack numbers differently.  These checks hold for all of them: a layer has a weight, numbers
+that are no floats have a scale, and layers that vLLM fuses are quantised alike.
 """
 
 import re
@@ -24,47 +23,47 @@ _OF_THE_WEIGHT = re.compile(r"_?q?weight|_?scales|qzeros|g_idx")
 _CACHE_SCALE = re.compile(
     r"(?P<stem>.+\.self_attn\.)((attn|qkv_proj)\.)?((kv|[qkv]|prob)_scale|[qkv]_zero_point)"
 )
-# What each method stores beside the packed weight, where a scale alone does not make it whole.
+# Further tensors of methods whose packed weight needs more than a scale.
 _BESIDE = {"gptq": ("scales", "qzeros"), "awq": ("scales", "qzeros")}
-FOLDED = re.compile(r".+\.kv_b_proj")  # by latent attention into others
-_WHOLE = ("I8", "F8_E4M3", "F8_E5M2")  # one element for every weight
+FOLDED = re.compile(r".+\.kv_b_proj")  # latent attention folds it into others
+_WHOLE = ("I8", "F8_E4M3", "F8_E5M2")  # one element per weight
 
 
 def is_weight(name: str) -> bool:
-    """Whether a tensor is the weight of a layer, and not what lies beside it."""
+    """Whether a tensor is a layer's weight, and not a scale or the like."""
     return _WEIGHT.fullmatch(name.rpartition(".")[2]) is not None
 
 
 def is_cache_scale(name: str, needed: Mapping[str, Shape]) -> bool:
-    """Whether a tensor is a scale of an 8-bit KV cache, of a layer that the model has."""
-    found = _CACHE_SCALE.fullmatch(name)
-    return found is not None and f"{found['stem']}q_proj.weight" in needed
+    """Whether a tensor is a scale of the 8-bit KV cache of a layer in the model."""
+    match = _CACHE_SCALE.fullmatch(name)
+    return match is not None and f"{match['stem']}q_proj.weight" in needed
 
 
 def may_have_spare_biases(quantisation: Mapping[str, Any]) -> bool:
-    """Whether exporters of this method write a bias of zeros for every layer that has none."""
+    """Whether exporters of this method write zero biases for layers without biases."""
     return quantisation.get("quant_method") == "gptq"
 
 
-def check_leaf(own: str, leaf: str, stored: Stored, weight: Shape) -> None:
+def check_leaf(own_name: str, leaf: str, stored: Stored, weight: Shape) -> None:
     """Raise CheckpointError if a tensor below a linear layer is larger than the layer.
 
-    vLLM would cut it without a word.  Some methods turn the matrix round.
+    vLLM would cut it silently.  Some methods transpose the matrix.
 
     Args:
-        own: the tensor's own name.
-        leaf: what it is called below the layer.
+        own_name: its name in the checkpoint.
+        leaf: its name within the layer.
         stored: its shape and type.
         weight: the shape of the layer's weight, unquantised.
     """
     if leaf == "weight" and stored.dtype in (*FLOATS, *_WHOLE):
-        check_shape(own, stored.shape, weight)
+        check_shape(own_name, stored.shape, weight)
     if not (_WEIGHT.fullmatch(leaf) or _SCALE.fullmatch(leaf)) or prod(stored.shape) == 1:
         return
     orders = [weight] if leaf.startswith("weight") else [weight, weight[::-1]]
     if not any(_fits(stored.shape, order) for order in orders):
         raise CheckpointError(
-            f"the tensor {own} has the shape {list(stored.shape)}, which is larger than the "
+            f"the tensor {own_name} has the shape {list(stored.shape)}, which is larger than the "
             f"weight that it belongs to, {list(weight)} by config.json; the configuration and the "
             "weights do not belong together."
         )
@@ -76,22 +75,22 @@ def _fits(shape: Shape, most: Shape) -> bool:
 
 
 def check_linear(
-    stem: str, leaves: Mapping[str, Stored], own: Mapping[str, str], method: Any
+    stem: str, leaves: Mapping[str, Stored], own_names: Mapping[str, str], method: Any
 ) -> str | None:
-    """Raise CheckpointError unless a linear layer has a weight that can be read.
+    """Raise CheckpointError if the weight of a linear layer cannot be read.
 
     Args:
         stem: the layer's house name.
-        leaves: its tensors by what they are called below it.
-        own: their own names.
+        leaves: its tensors by their names within it.
+        own_names: their names in the checkpoint.
         method: ``quant_method`` of the quantisation.
 
     Returns:
-        The leaf that is the weight, None where there is none.
+        The leaf that is the weight; None without one.
     """
     held = [leaf for leaf in leaves if _WEIGHT.fullmatch(leaf)]
     if len(held) > 1:
-        raise CheckpointError(same_tensor(own[held[0]], own[held[1]]))
+        raise CheckpointError(same_tensor(own_names[held[0]], own_names[held[1]]))
     if not held:
         return None
     (weight,) = held
@@ -99,12 +98,12 @@ def check_linear(
     dtype = leaves[weight].dtype
     if dtype in FLOATS and scales:
         raise CheckpointError(
-            f"the tensor {own[weight]} holds {dtype}, but {own[scales[0]]} beside it is the scale "
-            "of a quantised weight; save the model as the quantisation wrote it."
+            f"the tensor {own_names[weight]} holds {dtype}, but {own_names[scales[0]]} beside it "
+            "is the scale of a quantised weight; save the model as the quantisation wrote it."
         )
     if dtype == "I8" and scales and leaves[scales[0]].dtype not in FLOATS:
         raise CheckpointError(
-            f"the tensor {own[scales[0]]} holds {leaves[scales[0]].dtype}; expected "
+            f"the tensor {own_names[scales[0]]} holds {leaves[scales[0]].dtype}; expected "
             f"{', '.join(FLOATS)}, as the scale of integers is."
         )
     missing = [] if dtype in FLOATS or scales else ["a scale (weight_scale or the like)"]
@@ -112,8 +111,8 @@ def check_linear(
         missing = [leaf for leaf in _BESIDE.get(method, ()) if leaf not in leaves] or missing
     if missing:
         raise CheckpointError(
-            f"the tensor {own[weight]} holds {dtype}, and the checkpoint lacks {missing[0]} of "
-            f"{stem}, without which its numbers mean nothing; save the model with all that the "
+            f"the tensor {own_names[weight]} holds {dtype}, and the checkpoint lacks {missing[0]} "
+            f"of {stem}, without which its numbers mean nothing; save the model with all that the "
             "quantisation wrote."
         )
     return weight
@@ -122,13 +121,13 @@ def check_linear(
 def check_fused(
     layers: Mapping[str, Mapping[str, Stored]], fused: Sequence[tuple[str, ...]]
 ) -> None:
-    """Raise CheckpointError where parts of one layer of vLLM's are quantised in different ways.
+    """Raise CheckpointError if layers that vLLM fuses are quantised in different ways.
 
-    A tensor of one part would be taken as that of all.
+    vLLM would treat all of them like one.
 
     Args:
         layers: the tensors of every linear layer, as ``check_linear`` has them.
-        fused: the names of those that vLLM makes one layer of.
+        fused: the names of layers that vLLM fuses.
     """
     for stem in layers:
         prefix, _, first_part = stem.rpartition(".")
@@ -143,9 +142,9 @@ def check_fused(
 
 
 def check_experts(layers: Mapping[str, Mapping[str, Stored]]) -> None:
-    """Raise CheckpointError where experts of a layer are quantised in different ways.
+    """Raise CheckpointError if experts of a layer are quantised in different ways.
 
-    vLLM makes two tensors of all of them, by what it reads of the first expert.
+    vLLM packs all of them into two tensors, in the way of the first expert.
 
     Args:
         layers: the tensors of every linear layer, as ``check_linear`` has them.
@@ -163,24 +162,24 @@ def check_experts(layers: Mapping[str, Mapping[str, Stored]]) -> None:
 
 
 def first_int8(stored: Mapping[str, Stored]) -> str | None:
-    """The first weight that holds whole 8-bit integers, by its house name; None without one."""
-    whole = (name for name, found in stored.items() if found.dtype == "I8" and is_weight(name))
+    """The house name of the first weight of 8-bit integers; None without one."""
+    whole = (name for name, tensor in stored.items() if tensor.dtype == "I8" and is_weight(name))
     return next(whole, None)
 
 
 def first_quantised(stored: Mapping[str, Stored], kind: re.Pattern[str]) -> str | None:
-    """The first weight that holds no floats, by its house name; None without one.
+    """The house name of the first weight without floats; None without one.
 
     Args:
         stored: shape and type of every tensor by house names.
-        kind: matches the names of the layers that are looked at.
+        kind: matches the names of the layers to check.
     """
     return next(
         (
             name
-            for name, found in stored.items()
+            for name, tensor in stored.items()
             if is_weight(name)
-            and found.dtype not in FLOATS
+            and tensor.dtype not in FLOATS
             and kind.fullmatch(name.rpartition(".")[0])
         ),
         None,
@@ -189,36 +188,38 @@ def first_quantised(stored: Mapping[str, Stored], kind: re.Pattern[str]) -> str 
 
 def _manner(leaves: Mapping[str, Stored]) -> set[tuple[str, str]]:
     return {
-        (leaf, "float" if found.dtype in FLOATS else found.dtype)
-        for leaf, found in leaves.items()
+        (leaf, "float" if tensor.dtype in FLOATS else tensor.dtype)
+        for leaf, tensor in leaves.items()
         if _OF_THE_WEIGHT.match(leaf)
     }
 
 
 def check_entries(quantisation: Mapping[str, Any], modules: Mapping[str, str]) -> None:
-    """Raise CheckpointError if a quantisation names layers by names that vLLM does not have.
+    """Raise CheckpointError if a quantisation names layers differently than vLLM.
 
     vLLM compares ``ignore``, ``targets`` and their like with the family's names: whole, as
     parts, as patterns.  An entry is right if it means the same layers by either name.
 
     Args:
         quantisation: the ``quantization_config``.
-        modules: the checkpoint's own names of linear layers, by their house names.
+        modules: the checkpoint's names of linear layers, by their house names.
     """
-    renamed = [(own, house) for house, own in modules.items() if own != house]
+    renamed = [
+        (own_name, house_name) for house_name, own_name in modules.items() if own_name != house_name
+    ]
     for entry in _entries(quantisation) if renamed else ():
-        for own, house in renamed:
-            if _matches(entry, own) != _matches(entry, house):
+        for own_name, house_name in renamed:
+            if _matches(entry, own_name) != _matches(entry, house_name):
                 raise CheckpointError(
-                    f"quantization_config has the entry {entry!r}, which fits only one of {own} "
-                    f"and {house}, the checkpoint's and vLLM's names of one layer; convert the "
-                    "model to the house format before it is quantised, or quantise it by entries "
-                    "that fit both names, such as the class Linear."
+                    f"quantization_config has the entry {entry!r}, which fits only one of "
+                    f"{own_name} and {house_name}, the checkpoint's and vLLM's names of one layer; "
+                    "convert the model to the house format before it is quantised, or quantise it "
+                    "by entries that fit both names, such as the class Linear."
                 )
 
 
 def _entries(value: Any) -> Iterator[str]:
-    """What may name layers in a JSON value: strings in lists, and others with dots or stars."""
+    """Possible names of layers in a JSON value: strings in lists, and others with dots or stars."""
     if isinstance(value, Mapping):
         yield from (key for key in value if isinstance(key, str) and re.search("[.*]", key))
         value = [v for v in value.values() if not isinstance(v, str) or re.search("[.*]", v)]
@@ -227,7 +228,7 @@ def _entries(value: Any) -> Iterator[str]:
 
 
 def _matches(entry: str, name: str) -> tuple[bool, ...]:
-    """In which of the ways that vLLM's methods have an entry means a layer."""
+    """Whether an entry matches a layer, for each way of matching in vLLM's methods."""
     try:
         pattern = bool(
             re.match(entry.removeprefix("re:").removeprefix("+:").removeprefix("-:"), name)

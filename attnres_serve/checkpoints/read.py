@@ -1,6 +1,6 @@
-"""Files of weights, safetensors and pickles, opened for their tensors and for nothing else.
+"""Reading tensors, and nothing else, from safetensors files and pickles.
 
-Tensors are mapped from their file, so that they cost no memory until they are read.
+Tensors are mapped from their file, so they cost no memory until they are read.
 """
 
 import pickle
@@ -40,67 +40,67 @@ DTYPES = {
 }
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 PICKLE_INDEX = "pytorch_model.bin.index.json"
-# Where trainers that save more than the weights put them.
+# Keys of the weights in files of trainers that save more than weights.
 _HOLDERS = ("model", "state_dict", "model_state_dict")
 _LR_ATTNRES = re.compile(r"(^|\.)attn_residuals\.\d+\.query$")
 
 
 def files(folder: Path) -> list[Path]:
-    """The files that hold the weights of a folder: safetensors where there are any, else pickles.
+    """The files of weights in a folder: safetensors if there are any, else pickles.
 
     Raises:
-        CheckpointError: there are none, one is missing, or which pickle is meant is not clear.
+        CheckpointError: there are none, one is missing, or the choice of pickle is ambiguous.
     """
     if any(folder.glob("*.safetensors*")):
         return safetensors_files(folder)
     if (folder / PICKLE_INDEX).is_file():
         return indexed_files(folder / PICKLE_INDEX)
-    found = pickles(folder)
-    if folder / "pytorch_model.bin" in found:
+    candidates = pickles(folder)
+    if folder / "pytorch_model.bin" in candidates:
         return [folder / "pytorch_model.bin"]
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise CheckpointError(
-            f"{folder} holds the pickles {found[0].name} and {found[1].name} without an index; "
-            "leave only the one that holds the weights."
+            f"{folder} holds the pickles {candidates[0].name} and {candidates[1].name} without an "
+            "index; leave only the one that holds the weights."
         )
-    return found or safetensors_files(folder)
+    return candidates or safetensors_files(folder)
 
 
 def tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of one file, one after the other.
+    """Names and tensors of one file.
 
     Raises:
-        CheckpointError: the file is damaged, or holds what is no plain tensor.
+        CheckpointError: the file is damaged, or holds more than plain tensors.
     """
     if path.suffix in PICKLES:
         yield from read_pickle(path).items()
         return
-    with opened(path, "pt") as found:
-        for name in found.keys():  # noqa: SIM118 - safe_open is not a mapping
-            yield name, found.get_tensor(name)
+    with opened(path, "pt") as file:
+        for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping
+            yield name, file.get_tensor(name)
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file of ``torch.save``; nothing in it is ever run.
+    """The tensors of a file of ``torch.save``; its code is never run.
 
     Raises:
-        CheckpointError: it is damaged, holds more than tensors, or is of no supported format.
+        CheckpointError: it is damaged, holds more than tensors, or has an unsupported format.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about protocols and archives; what matters is raised
+            warnings.simplefilter("ignore")  # about protocols and archives; real problems raise
             content = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
     except pickle.UnpicklingError as error:
-        asked = re.search(r"GLOBAL ([\w.]+)|(?:class|function) ([\w.]+)", str(error))
-        reason = f" (it asks for {asked[1] or asked[2]})" if asked else ""
+        match = re.search(r"GLOBAL ([\w.]+)|(?:class|function) ([\w.]+)", str(error))
+        reason = f" (it asks for {match[1] or match[2]})" if match else ""
         raise CheckpointError(
             f"{path} holds more than tensors{reason}, so it was not read and nothing in it was "
             "run; save the state_dict alone where the model was trained, or better safetensors."
         ) from None
     except Exception as error:  # damaged archives raise anything
-        if "resize storage" in str(error):  # its own is too small
+        if "resize storage" in str(error):  # the stored storage is too small
             raise CheckpointError(
                 f"{path} holds a tensor without its values (its storage was freed, as FSDP frees "
                 "what other processes hold); gather the whole model where it was trained, and "
@@ -116,9 +116,9 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def _refuse_unwritten(path: Path) -> None:
-    """Raise CheckpointError for numbers that torch reserved and did not write.
+    """Raise CheckpointError for tensors that torch reserved but did not write.
 
-    It leaves their checksums at 0, and all of an archive's if it was told to compute none.
+    Their checksums are 0. All checksums are 0 if torch was set to compute none.
     """
     if not zipfile.is_zipfile(path):
         return
@@ -162,10 +162,10 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
 
 
 def plain(name: str, tensor: Tensor, file: Path) -> Tensor:
-    """A tensor without its gradient, and with its signs applied.
+    """A tensor without gradient, with its lazy negation applied.
 
     Raises:
-        CheckpointError: it has no values, or other processes hold a part of them.
+        CheckpointError: it has no values, or other processes hold some.
     """
     tensor = tensor.detach()
     if type(tensor) is not Tensor:
@@ -182,10 +182,10 @@ def plain(name: str, tensor: Tensor, file: Path) -> Tensor:
 
 
 def header(name: str, tensor: Tensor, file: Path) -> Header:
-    """What safetensors will say of a tensor.
+    """The safetensors header of a tensor.
 
     Raises:
-        CheckpointError: it is sparse, nested or quantised, or of a type that has no place there.
+        CheckpointError: it is sparse, nested or quantised, or of an unsupported dtype.
     """
     if tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in DTYPES:
         kind = "nested" if tensor.is_nested else tensor.layout

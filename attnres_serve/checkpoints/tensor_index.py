@@ -1,7 +1,7 @@
 """The tensors of a checkpoint, checked against those that its model needs.
 
-The headers of a checkpoint's files and the weights that stream to a model both go through an
-``TensorIndex``, so that a checkpoint is refused by the same rules wherever it is read.
+Both the headers of a checkpoint's files and the weights that stream to a model go through a
+``TensorIndex``, so the same rules apply everywhere.
 """
 
 import re
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 
 class TensorIndex:
-    """The tensors of a checkpoint that have come, by house names.
+    """The tensors of a checkpoint that have been entered, by house names.
 
     Attributes:
-        base: what the base model needs.
+        base: the tensors that the family needs.
         stored: shape and type of every tensor.
-        own_names: the checkpoint's own name of every tensor.
+        own_names: every tensor's name in the checkpoint.
         format: the format of the checkpoint.
     """
 
@@ -67,13 +67,13 @@ class TensorIndex:
         spec: AttnResSpec | None,
         takes_house_names: bool = False,
     ) -> None:
-        """Begin with no tensor.
+        """Start empty.
 
         Args:
             format_module: the format of the checkpoint.
-            base: what the base model needs.
+            base: the tensors that the family needs.
             spec: the depth attention, None for a model with standard residuals.
-            takes_house_names: whether a tensor that the format does not know may have a house name.
+            takes_house_names: whether house names are accepted besides the format's.
         """
         self.base, self._takes_house_names = base, takes_house_names
         self.stored: dict[str, Stored] = {}
@@ -89,83 +89,83 @@ class TensorIndex:
         self._tied: dict[str, Tensor] = {}
 
     @cached_property
-    def wanted(self) -> dict[str, tuple[int, str] | None]:
-        """The house names of all weights, with site and part where they are of a site."""
+    def expected(self) -> dict[str, tuple[int, str] | None]:
+        """The house names of all weights, with site and part for those of a site."""
         return dict.fromkeys(self.base.needed) | self._sites
 
-    def weights_of(self, own: str) -> list[str]:
-        """The house names of what a tensor holds; none at all if no format knows its name.
+    def weights_of(self, own_name: str) -> list[str]:
+        """The house names of the weights in a tensor; empty if its name is unknown.
 
         Args:
-            own: its name in the checkpoint.
+            own_name: its name in the checkpoint.
 
         Raises:
-            CheckpointError: its name is a wrapper's or a buffer's, or has another beginning.
+            CheckpointError: its name is a buffer's, or has a wrapper's or another prefix.
         """
-        self._refuse_no_name(own)
-        if (held := self._held(own)) is not None:
+        self._refuse_no_name(own_name)
+        if (held := self._held(own_name)) is not None:
             return [*held.parts]
-        names = self._names_of(own)
-        weights = [names.rename(part) for part in part_names(names, own)]
-        if all(one in self.wanted or self.base.is_known(one) for one in weights):
+        names = self._names_of(own_name)
+        weights = [names.rename(part) for part in part_names(names, own_name)]
+        if all(one in self.expected or self.base.is_known(one) for one in weights):
             return weights
-        self._refuse_prefix(own)
+        self._refuse_prefix(own_name)
         return []
 
     def shapes_of(self, name: str) -> tuple[Shape, ...]:
-        """The shapes that the tensor of the format may have that holds a weight.
+        """The allowed shapes of the format's tensor that holds a weight.
 
         Args:
             name: the house name of the weight, or of the first of several.
         """
-        if site := self.wanted[name]:
+        if site := self.expected[name]:
             hidden, sources = self.base.config["hidden_size"], self._sources.get(site[0])
             return part_shapes(site[1], hidden, sources)
         shape = self.base.needed[name]
         count = len(part_names(self.format, self.format.own_name(name)))
         return (shape if count == 1 else (count * shape[0], *shape[1:]),)
 
-    def take(self, own: str, stored: Stored) -> dict[str, tuple[int, str] | None]:
+    def take(self, own_name: str, stored: Stored) -> dict[str, tuple[int, str] | None]:
         """Enter a tensor and check it.
 
         Args:
-            own: its name in the checkpoint.
+            own_name: its name in the checkpoint.
             stored: its shape and type.
 
         Returns:
-            The house names of the parts that it holds, one unless the format fuses weights or it
-            is of a ``state_dict``, each with the site and the part (a key of ``PARTS``) that it is
-            for; None in their place for a tensor of the base model.
+            The house names of its parts, several if the format fuses weights or it is from a
+            ``state_dict``, each with its site and its part (a key of ``PARTS``), or None if it
+            belongs to no site.
 
         Raises:
-            CheckpointError: it is left over, misshapen, of a type that cannot be read, or a second
-                tensor for the same weight.
+            CheckpointError: it is left over, has a wrong shape or an unsupported type, or is a
+                second tensor for the same weight.
         """
-        names = self.enter(own, stored)
+        names = self.enter(own_name, stored)
         for name in names:
             self.check(name)
         return {name: self._sites.get(name) for name in names}
 
-    def enter(self, own: str, stored: Stored) -> list[str]:
-        """Enter a tensor, of which so far only the name is checked, and that it is not quantised.
+    def enter(self, own_name: str, stored: Stored) -> list[str]:
+        """Enter a tensor after checking only its name and that it is not quantised.
 
         Args:
-            own: its name in the checkpoint.
+            own_name: its name in the checkpoint.
             stored: its shape and type.
 
         Returns:
-            The house names of its parts, as ``take`` has them.
+            The house names of its parts, like ``take``.
 
         Raises:
-            CheckpointError: its name is a wrapper's or a buffer's, its parts are not equal, its
-                type cannot be read, it is a second tensor for the same weight, an AttnRes tensor
-                without a site, or of experts that are packed in an unknown way.
+            CheckpointError: its name is a buffer's or has a wrapper's prefix, its parts are not
+                equal, its type is unsupported, it is a second tensor for the same weight, an
+                AttnRes tensor without a site, or packs experts in an unknown way.
         """
-        self._refuse_no_name(own)
+        self._refuse_no_name(own_name)
         if not self.base.quantisation:
-            check_dtype(own, stored.dtype)
+            check_dtype(own_name, stored.dtype)
         names = []
-        for name, part, shape in self._parts(own, stored.shape):
+        for name, part, shape in self._parts(own_name, stored.shape):
             if name in self.own_names:
                 raise CheckpointError(same_tensor(self.own_names[name], part))
             is_known = name in self._sites or is_draft(name, self.base.config)
@@ -180,95 +180,97 @@ class TensorIndex:
             names.append(name)
         return names
 
-    def _parts(self, own: str, shape: Shape) -> Iterator[tuple[str, str, Shape]]:
+    def _parts(self, own_name: str, shape: Shape) -> Iterator[tuple[str, str, Shape]]:
         """The parts of a tensor: house name, own name, shape."""
-        if (held := self._held(own)) is not None:
-            check_shape(own, shape, held.shape)
-            yield from ((name, own, part) for name, part in held.parts.items())
+        if (held := self._held(own_name)) is not None:
+            check_shape(own_name, shape, held.shape)
+            yield from ((name, own_name, part) for name, part in held.parts.items())
             return
-        names = self._names_of(own)
-        for part, its_shape in parts_of(names, own, shape).items():
+        names = self._names_of(own_name)
+        for part, its_shape in parts_of(names, own_name, shape).items():
             yield names.rename(part), part, its_shape
 
-    def _held(self, own: str) -> Held | None:
-        name = self._names_of(own).rename(own)
-        return None if name in self._sites else self.base.held(own, name)
+    def _held(self, own_name: str) -> Held | None:
+        name = self._names_of(own_name).rename(own_name)
+        return None if name in self._sites else self.base.held(own_name, name)
 
-    def _names_of(self, own: str) -> Format:
-        """The format by whose names a tensor is called.
+    def _names_of(self, own_name: str) -> Format:
+        """The format of a tensor's name.
 
-        A name of the house format that the checkpoint's format has too means the same in both.
+        A name in both the house format and the checkpoint's format means the same in both.
         """
-        is_of_house = own in self._sites or own in self.base.needed or experts.is_packed(own)
+        is_of_house = (
+            own_name in self._sites or own_name in self.base.needed or experts.is_packed(own_name)
+        )
         return house if self._takes_house_names and is_of_house else self.format
 
-    def pieces(self, own: str, tensor: "Tensor") -> Iterator[tuple[str, "Tensor"]]:
+    def pieces(self, own_name: str, tensor: "Tensor") -> Iterator[tuple[str, "Tensor"]]:
         """The parts of a tensor by their house names, in the order of ``take``.
 
         Args:
-            own: its name in the checkpoint.
-            tensor: the tensor, of the shape that ``take`` was told.
+            own_name: its name in the checkpoint.
+            tensor: the tensor, with the shape given to ``take``.
         """
-        if (held := self._held(own)) is not None:
+        if (held := self._held(own_name)) is not None:
             unpacked = held.unpack(tensor)
             yield from ((name, unpacked[name]) for name in held.parts)
             return
-        names = self._names_of(own)
-        parts = parts_of(names, own, tuple(tensor.shape))
+        names = self._names_of(own_name)
+        parts = parts_of(names, own_name, tuple(tensor.shape))
         yield from zip(map(names.rename, parts), cut(tensor, len(parts)), strict=True)
 
-    def _refuse_no_name(self, own: str) -> None:
-        """Raise CheckpointError for a name that a wrapper has changed, or of what is no weight."""
-        if found := WRAPPER.search(own):
-            prefix = found["prefix"]
+    def _refuse_no_name(self, own_name: str) -> None:
+        """Raise CheckpointError for a name with a wrapper's prefix, or the name of a buffer."""
+        if match := WRAPPER.search(own_name):
+            prefix = match["prefix"]
             raise CheckpointError(
-                f"the tensor {own} has {prefix!r} in its name, of a wrapper ({WRAPPERS[prefix]}) "
-                "and not of the model; save the model that is wrapped, or take it out of every "
-                f"name: {{name.replace({prefix!r}, ''): tensor for name, tensor in state.items()}}."
+                f"the tensor {own_name} has {prefix!r} in its name, of a wrapper "
+                f"({WRAPPERS[prefix]}) and not of the model; save the model that is wrapped, or "
+                "take it out of every name: "
+                f"{{name.replace({prefix!r}, ''): tensor for name, tensor in state.items()}}."
             )
-        if BUFFER.search(own) and self.format.rename(own) not in self.base.needed:
+        if BUFFER.search(own_name) and self.format.rename(own_name) not in self.base.needed:
             raise CheckpointError(
-                f"the tensor {own} is a buffer (a mask or a rotary table), which is made anew and "
-                "is no weight; remove it from the file."
+                f"the tensor {own_name} is a buffer (a mask or a rotary table), which is made anew "
+                "and is no weight; remove it from the file."
             )
 
-    def _refuse_prefix(self, own: str) -> None:
-        """Raise CheckpointError if a name without its beginning is of a site."""
-        for dot in re.finditer(r"\.", own):
-            prefix, rest = own[: dot.end()], own[dot.end() :]
+    def _refuse_prefix(self, own_name: str) -> None:
+        """Raise CheckpointError if a name without a prefix belongs to a site."""
+        for dot in re.finditer(r"\.", own_name):
+            prefix, rest = own_name[: dot.end()], own_name[dot.end() :]
             if self.format.rename(rest) in self._sites:
                 raise CheckpointError(
-                    f"the tensor {own} is {rest} with {prefix!r} before its name, of a module "
+                    f"the tensor {own_name} is {rest} with {prefix!r} before its name, of a module "
                     "around the model; save that model alone, or take it out of every name: "
                     f"{{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}, "
                     f"or `{COMMAND} {OPTION} '{prefix}*=*'`."
                 )
 
     def check(self, name: str) -> None:
-        """Check a tensor that was entered.
+        """Check an entered tensor.
 
         Args:
             name: its house name.
 
         Raises:
-            CheckpointError: it is left over, misshapen or of a type that cannot be read.
+            CheckpointError: it is left over, or has a wrong shape or an unsupported type.
         """
-        own, stored = self.own_names[name], self.stored[name]
+        own_name, stored = self.own_names[name], self.stored[name]
         if name in self._sites:
-            check_part(own, stored, *self._sites[name], self.base.layout, self.shapes_of(name))
+            check_part(own_name, stored, *self._sites[name], self.base.layout, self.shapes_of(name))
         else:
-            self.base.check(name, own, stored)
+            self.base.check(name, own_name, stored)
 
     def close(self, here: Callable[[str], bool] = lambda name: True) -> None:
-        """Check whether everything has come that the model needs.
+        """Check that all tensors of the model have been entered.
 
         Args:
-            here: whether a tensor, by its house name, is needed here, and not on another pipeline
-                stage only.
+            here: whether this pipeline stage needs a tensor, by its house name.
 
         Raises:
-            CheckpointError: a tensor is missing, an AttnRes tensor is misshapen, or what a
-                quantisation wrote is not whole.
+            CheckpointError: a tensor is missing, an AttnRes tensor has a wrong shape, or a
+                quantised layer is incomplete.
         """
         for name, (site, part) in self._sites.items():
             if not here(name):
@@ -283,10 +285,10 @@ class TensorIndex:
         self.base.check_whole(self.stored, self.own_names, here)
 
     def has_telling_values(self, name: str) -> bool:
-        """Whether names and shapes leave open if the model is the one that config.json describes.
+        """Whether values, not only name and shape, decide if a tensor fits config.json.
 
         Args:
-            name: the house name of a tensor that was entered.
+            name: the house name of an entered tensor.
         """
         if name in TIED:
             return self.base.is_tied and len(self.stored.keys() & {*TIED}) == 2
@@ -296,7 +298,7 @@ class TensorIndex:
         return bool(self._sources) and name in self._sites and self._sites[name][1] == "bias"
 
     def check_values(self, name: str, tensor: "Tensor") -> None:
-        """Check the values of a tensor that was entered, if they matter.
+        """Check the values of an entered tensor, if they matter.
 
         Args:
             name: its house name.
@@ -304,7 +306,7 @@ class TensorIndex:
 
         Raises:
             CheckpointError: the head is tied to the embedding and has other values, a bias that
-                the model does not have is not zero, or that of a site leaves out every source.
+                the model does not have is not zero, or the bias of a site masks every source.
         """
         if name in TIED and self.base.is_tied:
             # A loader may free the first of the two with its file.

@@ -1,4 +1,4 @@
-"""Which tensors a checkpoint must hold, by the names of the house format."""
+"""Checks of single tensors of a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from attnres_serve.checkpoints.names import PARTS
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a checkpoint, as far as it is known before it is read.
+    """The shape and the type of a stored tensor.
 
     Attributes:
         shape: its shape.
@@ -30,7 +30,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def part_shapes(part: str, hidden: int, sources: int | None) -> tuple[Shape, ...]:
-    """The shapes that the part of a site may have, the usual one first.
+    """The allowed shapes of a site's part, the usual one first.
 
     ``sources``: of the site, if its bias has a number for each; None for a recency bias.
     """
@@ -45,7 +45,7 @@ def part_shapes(part: str, hidden: int, sources: int | None) -> tuple[Shape, ...
 def check_part(
     name: str, stored: Stored, site: int, part: str, layout: Layout, allowed: tuple[Shape, ...]
 ) -> None:
-    """Raise CheckpointError if the AttnRes tensor ``name`` is not what its part must be."""
+    """Raise CheckpointError if an AttnRes tensor has a wrong shape or type for its part."""
     shape = stored.shape
     if tuple(shape) not in allowed:
         raise CheckpointError(
@@ -65,10 +65,10 @@ def check_part(
 
 
 def check_tied(stored: Mapping[str, "Tensor"]) -> None:
-    """Raise CheckpointError if a head that is tied to the embedding is stored with other values.
+    """Raise CheckpointError if a head tied to the embedding is stored with other values.
 
     Args:
-        stored: the embedding and the head, or the one of them that the checkpoint holds.
+        stored: the embedding and the head, or only the stored one.
     """
     if len(stored) < 2:
         return
@@ -85,9 +85,9 @@ def check_tied(stored: Mapping[str, "Tensor"]) -> None:
 
 
 def check_spare_bias(name: str, tensor: "Tensor") -> None:
-    """Raise CheckpointError if a bias that the model has not is more than zeros.
+    """Raise CheckpointError if a bias that the model does not have is not zero.
 
-    vLLM would leave it out without a word.
+    vLLM would skip it silently.
     """
     if tensor.any():
         raise CheckpointError(
@@ -103,9 +103,9 @@ def _bits(tensor: "Tensor") -> "Tensor":
 
 
 def check_dtype(name: str, dtype: str) -> None:
-    """Raise CheckpointError for a tensor that is quantised in a way that nothing tells.
+    """Raise CheckpointError for a tensor that is quantised in an unknown way.
 
-    A quantization_config tells it of linear layers only, and not of a norm or a bias.
+    A quantization_config describes linear layers only, no norms and biases.
 
     Args:
         name: its name.
@@ -118,10 +118,10 @@ def check_dtype(name: str, dtype: str) -> None:
         )
 
 
-def check_shape(name: str, found: Shape, expected: Shape) -> None:
-    """Raise CheckpointError if a tensor has not the shape that its configuration gives it."""
-    if tuple(found) != tuple(expected):
+def check_shape(name: str, shape: Shape, expected: Shape) -> None:
+    """Raise CheckpointError if the shape of a tensor contradicts its configuration."""
+    if tuple(shape) != tuple(expected):
         raise CheckpointError(
-            f"the tensor {name} has the shape {list(found)}, but config.json makes it "
+            f"the tensor {name} has the shape {list(shape)}, but config.json makes it "
             f"{list(expected)}; the configuration and the weights do not belong together."
         )

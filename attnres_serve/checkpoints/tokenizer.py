@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint folder, as it is read by transformers and by vLLM."""
+"""The tokenizer of a checkpoint folder, for transformers and vLLM."""
 
 from pathlib import Path
 from typing import Any
@@ -9,18 +9,18 @@ from attnres_serve.errors import CheckpointError
 
 
 def readable(folder: Path, rows: int | None = None, runs_code: bool = False) -> Path:
-    """The folder from which transformers reads a tokenizer as the model was trained with it.
+    """The folder from which transformers reads the tokenizer as in training.
 
     Args:
-        folder: the tokenizer's.
-        rows: of the embedding; None if they are not known.
-        runs_code: whether code of the checkpoint's own may be run (``--trust-remote-code``).
+        folder: of the tokenizer.
+        rows: of the embedding; None if unknown.
+        runs_code: whether the checkpoint's code may be run (``--trust-remote-code``).
 
     Returns:
         The folder itself, or one with a copy in the cache.
 
     Raises:
-        CheckpointError: there is none, or a file is damaged.
+        CheckpointError: there is no tokenizer, or a file is damaged.
     """
     way = tokenizer_class.reading(folder, runs_code).way
     if way in (Way.AS_IT_IS, Way.OWN_CODE):
@@ -29,20 +29,20 @@ def readable(folder: Path, rows: int | None = None, runs_code: bool = False) -> 
 
 
 def load(folder: Path) -> Any:
-    """A tokenizer of transformers'.
+    """A transformers tokenizer.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or only code of the checkpoint's reads it.
+        CheckpointError: there is none, it is damaged, or only the checkpoint's code reads it.
     """
     from transformers import AutoTokenizer, logging
 
     place = readable(folder)
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # it warns of model types that it does not know
+    logging.set_verbosity_error()  # it warns of unknown model types
     try:
-        # Unset, it asks on the terminal whether to run code of the checkpoint's.
+        # If unset, transformers asks on the terminal whether to run the checkpoint's code.
         return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    except Exception as error:  # whatever a tokenizer's files may do wrong
+    except Exception as error:  # faulty files raise various errors
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"the tokenizer of {folder} cannot be loaded ({reason}); copy it beside the weights."

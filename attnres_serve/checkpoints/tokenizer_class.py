@@ -1,7 +1,7 @@
-"""The class that reads a checkpoint's tokenizer, told by its files, of which no code is run.
+"""The class that reads a checkpoint's tokenizer, determined from its files without running code.
 
-Where the class is code of the checkpoint's own, transformers reads the vocabulary by another class
-without a word, and so splits a text otherwise than the model was trained.
+If the class is code of the checkpoint, transformers silently reads the vocabulary with another
+class, and splits texts differently than in training.
 """
 
 import re
@@ -16,10 +16,10 @@ from attnres_serve.checkpoints.files import read_object
 from attnres_serve.errors import CheckpointError
 
 CONFIG, FAST, TEKKEN = "tokenizer_config.json", "tokenizer.json", "tekken.json"
-# Of which the ranks alone state no pattern.
+# Files of ranks, which do not state the pattern that splits texts.
 RANKS = ("tiktoken.model", "*.tiktoken")
 GENERAL = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
-# What transformers splits a text by where it reads ranks of another class.
+# The pattern with which transformers reads the ranks of any class.
 _GPT_4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -27,7 +27,7 @@ _GPT_4 = (
 
 
 class Way(Enum):
-    """Who reads a tokenizer rightly: transformers, or it by a copy, or the checkpoint's code."""
+    """The right reader of a tokenizer: transformers, transformers with a copy, or its code."""
 
     AS_IT_IS = "transformers"
     FAST_FILE = "tokenizer.json alone"
@@ -36,11 +36,11 @@ class Way(Enum):
 
 
 class Reading(NamedTuple):
-    """How a tokenizer is read.
+    """The way to read a tokenizer.
 
     Attributes:
-        way: by whom.
-        why: the same for a person, and how it was known; empty where a file's name says all.
+        way: the reader.
+        why: the way and its reason, for people; empty if a file's name is enough.
     """
 
     way: Way
@@ -51,9 +51,9 @@ class Stated(NamedTuple):
     """The class that a checkpoint states.
 
     Attributes:
-        name: with its module, if that is a file of the checkpoint's.
+        name: with its module, if that is a file of the checkpoint.
         where: the file and the key.
-        is_own: whether it is code of the checkpoint's own.
+        is_own: whether it is code of the checkpoint.
     """
 
     name: str
@@ -62,15 +62,14 @@ class Stated(NamedTuple):
 
 
 def reading(folder: Path, runs_code: bool = False) -> Reading:
-    """How the tokenizer of a folder is read.
+    """The way to read the tokenizer of a folder.
 
     Args:
-        folder: where its files are.
-        runs_code: whether code of the checkpoint's own may be run (``--trust-remote-code``).
+        folder: of its files.
+        runs_code: whether the checkpoint's code may be run (``--trust-remote-code``).
 
     Raises:
-        CheckpointError: it would be read otherwise than the model was trained, or a file is
-            damaged.
+        CheckpointError: it would be read differently than in training, or a file is damaged.
     """
     stated = _stated(folder)
     has_fast = (folder / FAST).is_file()
@@ -97,10 +96,10 @@ def reading(folder: Path, runs_code: bool = False) -> Reading:
 
 
 def _of_transformers(folder: Path, stated: Stated | None, has_fast: bool) -> Reading:
-    """Of a class that transformers has, or none.
+    """The way to read a tokenizer of a transformers class, or of no stated class.
 
     Raises:
-        CheckpointError: there are ranks of tiktoken's alone, which state no pattern.
+        CheckpointError: there are only tiktoken ranks, which state no pattern.
     """
     names_class = stated is not None and stated.name not in GENERAL
     ranks = next((file.name for kind in RANKS for file in sorted(folder.glob(kind))), None)
@@ -117,33 +116,33 @@ def _of_transformers(folder: Path, stated: Stated | None, has_fast: bool) -> Rea
 
 
 def _stated(folder: Path) -> Stated | None:
-    """The class that a checkpoint states: by ``auto_map``, or else by its bare name."""
+    """The class that a checkpoint states: by ``auto_map``, or else by its name."""
     files = [(name, _object(folder / name)) for name in (CONFIG, "config.json")]
     for name, content in files:
         for reference in _references(content.get("auto_map"), name == CONFIG):
             return Stated(reference, f"auto_map of {name}", True)
     for name, content in files:
-        if isinstance(found := content.get("tokenizer_class"), str) and found:
-            # Beside tokenizer.json transformers takes a name that it does not know for that file's.
-            is_own = not (folder / FAST).is_file() and not _is_known(found)
+        if isinstance(class_name := content.get("tokenizer_class"), str) and class_name:
+            # With a tokenizer.json, transformers reads that file for an unknown class name.
+            is_own = not (folder / FAST).is_file() and not _is_known(class_name)
             is_own = is_own and not (folder / TEKKEN).is_file()
-            return Stated(found, f"tokenizer_class of {name}", is_own)
+            return Stated(class_name, f"tokenizer_class of {name}", is_own)
     return None
 
 
 def _references(auto_map: Any, may_be_list: bool) -> Iterator[str]:
-    """The classes of an ``auto_map``, the one that transformers prefers first."""
-    found = auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else None
+    """The classes of an ``auto_map``, in the order of transformers' preference."""
+    entry = auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else None
     if isinstance(auto_map, list) and may_be_list:  # as older versions wrote it
-        found = auto_map
-    listed = found if isinstance(found, list) else [found]
+        entry = auto_map
+    listed = entry if isinstance(entry, list) else [entry]
     yield from (one for one in reversed(listed) if isinstance(one, str) and one)
 
 
 def _is_known(name: str) -> bool:
-    """Whether transformers has a tokenizer of this name.
+    """Whether transformers has a tokenizer class of this name.
 
-    Its table is searched as text first, because to import it takes seconds.
+    Its table is searched as text first, because the import takes seconds.
     """
     package = find_spec("transformers")
     if package is None or package.origin is None or name in GENERAL:
@@ -159,7 +158,7 @@ def _is_known(name: str) -> bool:
 
 
 def _code(folder: Path, name: str) -> str | None:
-    """The source of a class ``module.Class``; empty for one of another repository, None if none."""
+    """The source of a class ``module.Class``; empty for another repository's, None if missing."""
     if "--" in name:
         return ""
     module = name.rpartition(".")[0].replace(".", "/")
@@ -168,7 +167,7 @@ def _code(folder: Path, name: str) -> str | None:
 
 
 def _check_kimi_file(folder: Path, stated: Stated) -> None:
-    """Refuse what transformers saves after it has read Kimi's ranks with GPT-4's pattern.
+    """Refuse a tokenizer.json that transformers saved from Kimi's ranks with GPT-4's pattern.
 
     Raises:
         CheckpointError: this is such a file.
@@ -187,7 +186,7 @@ def _check_kimi_file(folder: Path, stated: Stated) -> None:
 
 
 def _strings(content: Any) -> list[str]:
-    """Every text in a JSON value."""
+    """Every string in a JSON value."""
     if isinstance(content, dict):
         content = [*content.values()]
     if isinstance(content, list):

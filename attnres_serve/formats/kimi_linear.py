@@ -22,7 +22,7 @@ BLOCKS = Blocks(BLOCK, "layers")
 NATIVE = Native("vllm.transformers_utils.configs.kimi_linear", "KimiLinearConfig", BLOCK)
 WHOLE, TEXT = "kimi_k3", "text_config"  # the model type, and the key of its language model
 PREFIX = "language_model."
-ASIDE = "images."  # of the names here for what reads images
+IMAGES = "images."  # of the names here for what reads images
 _OF_IMAGES = re.compile(r"(vision_tower|mm_projector)\.")
 _KEYS_OF_IMAGES = re.compile("vision|image|video|media|^(architectures|model_type|ignore_index)$")
 _OF_THE_TEXT = (*COMMON, "tie_word_embeddings", "quantization_config")  # at either level
@@ -71,7 +71,7 @@ def _text(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def rename(name: str) -> str:
-    return ASIDE + name if _OF_IMAGES.match(name) else name.removeprefix(PREFIX)
+    return IMAGES + name if _OF_IMAGES.match(name) else name.removeprefix(PREFIX)
 
 
 def own_name(name: str) -> str:

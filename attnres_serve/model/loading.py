@@ -16,8 +16,8 @@ from attnres_serve.checkpoints.finite import check_finite
 from attnres_serve.checkpoints.names import (
     PARTS,
     expected_parts,
-    is_aside,
     is_draft,
+    is_ignored,
     is_of_images,
     is_unread,
     lacks_first_site,
@@ -156,7 +156,7 @@ class LoadingMixin(_Base):
             for name, piece in index.pieces(stored_name, tensor):
                 index.check_values(name, piece)
                 if (site := parts[name]) is None:
-                    if not is_aside(name, index.base.config):
+                    if not is_ignored(name, index.base.config):
                         yield name, piece
                     continue
                 for parameter in self.attn_res_parameters[site]:

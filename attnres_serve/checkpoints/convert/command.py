@@ -1,7 +1,7 @@
-"""``attnres-serve convert``: old weight files, other formats and standard models made servable.
+"""``attnres-serve convert``: make old weight files, other formats and standard models servable.
 
-One tensor after the other is copied, in its own type and bit for bit, into a folder beside the
-target.  It is checked as a checkpoint, and only then takes the target's name.
+Tensors are copied one by one, in their dtype and bit for bit, into a folder beside the target.  The
+folder is checked as a checkpoint, and only then gets the target's name.
 """
 
 import json
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from attnres_serve.checkpoints import check
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.convert.plan import Plan, make_plan
-from attnres_serve.checkpoints.convert.source import Asked, open_source
+from attnres_serve.checkpoints.convert.source import Conversion, open_source
 from attnres_serve.checkpoints.files import INDEX
 from attnres_serve.checkpoints.renaming.rename import Rename
 from attnres_serve.checkpoints.write import write_shards
@@ -35,23 +35,24 @@ def convert(
     renames: Sequence[str] = (),
     edits: Sequence[str] = (),
 ) -> None:
-    """Write a checkpoint that computes what ``source`` computes, and say what was written.
+    """Write a checkpoint that computes the same as ``source``, and print what was written.
 
     Args:
         source: folder, or a model id whose files are in the Hugging Face cache.
         target: folder to make; it appears whole or not at all.
-        to_house: into the house format; otherwise pickles become safetensors and nothing changes.
-        zero_queries_block_size: give a model with standard residuals zero queries and unit key
-            norms, in blocks of so many sublayers, and write it in the house format.
-        dry_run: only say what would be written.
-        block_size: state blocks of so many sublayers in the config.json of a plain model, whose
-            tensors have queries.
+        to_house: into the house format; otherwise pickles only become safetensors.
+        zero_queries_block_size: sublayers per block; a model with standard residuals gets zero
+            queries and unit key norms, and is written in the house format.
+        dry_run: only print what would be written.
+        block_size: sublayers per block, to state in the config.json of a plain model whose tensors
+            have queries.
         renames: other names for tensors of the source, each ``OLD=NEW``.
-        edits: of what sites read, as ``edit_words.read`` takes them; they are written into it.
+        edits: edits of what sites read, in the syntax of ``edit_words.read``; they are written
+            into the weights.
 
     Raises:
         CheckpointError: the source cannot be converted exactly.
-        SettingError: the target cannot be written, or a rename or an edit is none.
+        SettingError: the target cannot be written, or a rename or an edit is invalid.
     """
     folder = Path(target).expanduser()
     _require_place(folder)
@@ -79,7 +80,7 @@ def convert(
 
 
 def render(plan: Plan) -> str:
-    """The files of a plan as lines for a person."""
+    """The files of a plan as lines for people."""
     lines = ["config.json"]
     for name, headers in plan.shards.items():
         size = check.amount(sum(header.stored_bytes for header in headers.values()))
@@ -102,8 +103,8 @@ def _require_place(folder: Path) -> None:
 @contextmanager
 def _appearing_whole(folder: Path) -> Iterator[Path]:
     """A new folder that gets the name ``folder`` if all goes well, and vanishes otherwise."""
-    # Nobody else's name, even if containers with equal process numbers share a disk; and made
-    # outside of what removes it.
+    # A unique name, even if containers with equal process numbers share a disk.  An existing
+    # folder must not be removed, so it is made outside of the try.
     unfinished = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.unfinished")
     unfinished.mkdir()
     try:
@@ -115,12 +116,12 @@ def _appearing_whole(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    with suppress(OSError):  # it is there; a parent that may not be read cannot be asked to stay
+    with suppress(OSError):  # written; a parent without read permission cannot be synced
         _sync(folder.parent)
 
 
 def _sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on disk: a power loss leaves all of DST or none."""
+    """Flush a file, or a folder's names, to disk: a power loss leaves all of DST or none."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,6 @@
-"""What ``attnres-serve convert`` will write, planned from names, shapes and types alone.
+"""The plan of ``attnres-serve convert``, from names, shapes and types alone.
 
-The plan is checked as the checkpoint that it will be, by the same rules as for serving, before a
-byte is written.
+The planned checkpoint is checked by the rules for serving before a byte is written.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from attnres_serve.formats import house
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.resolve import resolve
 
-# Taken over as they are.
+# Copied unchanged.
 KEPT = (
     "tokenizer*",
     "vocab*",
@@ -43,24 +42,24 @@ KEPT = (
     "chat_template*",
     "generation_config.json",
     "LICENSE*",
-    # It is never run here, and tells how the vocabulary is to be read.
+    # Never run here; it states how to read the vocabulary.
     TOKENIZER_CODE := "tokenization_*.py",
 )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be written.
+    """The files to write.
 
     Attributes:
-        source: what it is made from.
-        keeps_format: whether names and config.json stay as the source has them.
-        added: tensors that the source has not, by their house names.
-        edits: what is written into the sites, by their indices; None for no edits.
-        result: the checkpoint that it will be.
+        source: the checkpoint to convert.
+        keeps_format: whether names and config.json stay the same.
+        added: new tensors, by their house names.
+        edits: edits to write into the sites, by their indices; None without edits.
+        result: the resulting checkpoint.
         shards: the tensors of every file of weights, by the file's name.
-        kept: files of the source that are taken over as they are.
-        left: names of those that are not.
+        kept: files of the source that are copied unchanged.
+        left: names of files that are not copied.
     """
 
     source: Source
@@ -74,7 +73,7 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """Bytes of what is written, config.json and headers left aside."""
+        """Bytes to write, without config.json and headers."""
         tensors = sum(header.stored_bytes for header in self.result.headers.values())
         return tensors + sum(path.stat().st_size for path in self.kept)
 
@@ -88,13 +87,13 @@ class Plan:
 def make_plan(
     source: Source, to_house: bool, block_size: int | None, edits: Sequence[Edit] = ()
 ) -> Plan:
-    """Plan a conversion and check what will come of it.
+    """Plan a conversion and check its result.
 
     Args:
-        source: what to convert.
-        to_house: whether into the house format; otherwise pickles become safetensors.
+        source: the checkpoint to convert.
+        to_house: whether to write the house format; otherwise pickles become safetensors.
         block_size: sublayers per block of the queries to add; None adds none.
-        edits: of what sites read, at every token; with some the house format is written.
+        edits: edits of what sites read, at every token; the result is then in the house format.
 
     Raises:
         CheckpointError: nothing would change, or the result could not be served exactly.
@@ -134,10 +133,9 @@ def make_plan(
 
 
 def _with_zero_queries(source: Source, block_size: int) -> tuple[Source, dict[str, Tensor]]:
-    """A standard model as the AttnRes model that begins as it, and the tensors it needs for that.
+    """An AttnRes model that starts equal to a standard model, and the tensors to add.
 
-    Zero queries make every mix a plain mean, whose scale the norm behind it takes away, up to its
-    eps.
+    Zero queries make every mix a plain mean. The norm after it removes the scale, up to its eps.
     """
     config = source.parsed.config
     eps = FAMILIES[source.parsed.family].epsilon(config)
@@ -147,13 +145,13 @@ def _with_zero_queries(source: Source, block_size: int) -> tuple[Source, dict[st
 
 
 def _zero_queries(source: Source, places: list[int]) -> dict[str, Tensor]:
-    """Zero queries and unit key norms of sites, by house names, in the embedding's type."""
+    """Zero queries and unit key norms of sites, by house names, in the embedding's dtype."""
     layout, hidden = source.parsed.layout, source.parsed.config["hidden_size"]
     stored = source.index.stored
-    found = [stored[name].dtype for name in EMBEDDINGS if name in stored]
-    if not found:
+    dtypes = [stored[name].dtype for name in EMBEDDINGS if name in stored]
+    if not dtypes:
         raise CheckpointError(f"{source.folder} lacks its embedding.")
-    dtype = weights.TORCH_DTYPES[found[0]]
+    dtype = weights.TORCH_DTYPES[dtypes[0]]
     added: dict[str, Tensor] = {}
     for place in places:
         added[tensor_name(place, "proj", layout)] = torch.zeros((1, hidden), dtype=dtype)
@@ -165,7 +163,7 @@ def house_config(parsed: ParsedConfig) -> dict[str, Any]:
     """The config.json of a model in the house format.
 
     Raises:
-        CheckpointError: the house format cannot say all of it.
+        CheckpointError: the house format cannot describe the model.
     """
     spec = parsed.spec
     if spec is None:
@@ -186,11 +184,11 @@ def house_config(parsed: ParsedConfig) -> dict[str, Any]:
     }
     if parsed.qk_norm_eps is not None:
         config["qk_norm_eps"] = parsed.qk_norm_eps
-    base = _of_the_base(parsed.config)
-    config |= base
-    found = resolve(config)
-    same = found and replace(found, format=parsed.format, config=parsed.config)
-    if found is None or same != parsed or _of_the_base(found.config) != base:
+    stated = _family_keys(parsed.config)
+    config |= stated
+    reparsed = resolve(config)
+    same = reparsed and replace(reparsed, format=parsed.format, config=parsed.config)
+    if reparsed is None or same != parsed or _family_keys(reparsed.config) != stated:
         raise CheckpointError(
             f"the house format cannot describe this model of the {parsed.format} format "
             "exactly, so it cannot be converted; serve it as it is."
@@ -198,10 +196,10 @@ def house_config(parsed: ParsedConfig) -> dict[str, Any]:
     return config
 
 
-def _of_the_base(config: dict[str, Any]) -> dict[str, Any]:
-    """What of a config.json is the family's."""
-    own = ("architectures", "model_type", "attn_res", "qk_norm_eps")
-    return {key: value for key, value in config.items() if key not in own}
+def _family_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """The family's part of a config.json."""
+    added_keys = ("architectures", "model_type", "attn_res", "qk_norm_eps")
+    return {key: value for key, value in config.items() if key not in added_keys}
 
 
 def _refuse_renamed_quantisation(source: Source) -> None:
@@ -220,14 +218,14 @@ def _rewritten(
     added: dict[str, Tensor],
     edits: Mapping[int, SiteEdit] | None,
 ) -> Stream:
-    """The source's tensors under the names they will have, and behind them those that are added.
+    """The source's tensors under their new names, then the added ones.
 
-    Under edits those of sites come last too, and each site has its own.
+    With edits, the tensors of sites come last too, separate for each site.
     """
     layout = source.parsed.layout
     learned: dict[str, Tensor] = {}
     if keeps_format:
-        yield from (found for found in tensors if not source.is_tied_head(found[1]))
+        yield from (entry for entry in tensors if not source.is_tied_head(entry[1]))
     else:
         for path, name, tensor in source.in_house_names(tensors):
             site = site_of(name, layout)
@@ -244,7 +242,7 @@ def _rewritten(
 
 
 def _other_files(source: Source) -> tuple[list[Path], list[str]]:
-    """The files that are taken over, and the names of those that are not."""
+    """The files to copy, and the names of those that are not copied."""
     weights_files = {path.name for path in source.files}
     known = {"config.json", INDEX, weights.PICKLE_INDEX, *weights_files}
     others = [path for path in sorted(source.folder.iterdir()) if path.name not in known]

@@ -1,4 +1,4 @@
-"""A checkpoint to be converted: its tensors, from safetensors or pickles, and what they mean."""
+"""A checkpoint to convert: its tensors, from safetensors or pickles, and their meaning."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,13 +36,13 @@ class Source:
     """A checkpoint to be converted.
 
     Attributes:
-        folder: where it is.
+        folder: its folder.
         config: the content of its config.json.
-        parsed: what that means.  A standard model counts as one of the house format, whose
-            tensors have the same names, with no specification.
-        headers: its tensors, file by file, by the names that they are given.
-        names: those names by the ones in the files, where they differ.
-        has_new_config: whether ``config`` has keys that its config.json has not.
+        parsed: its parsed form.  A standard model counts as one of the house format without a
+            specification, because its tensors have the same names.
+        headers: its tensors, file by file, by their new names.
+        names: new names by the ones in the files, if they differ.
+        has_new_config: whether ``config`` has keys that its config.json does not have.
     """
 
     folder: Path
@@ -61,10 +61,10 @@ class Source:
     def index(self) -> TensorIndex:
         """Its tensors by house names."""
         base = BaseTensors(self.parsed.family, self.parsed.config)
-        found = TensorIndex(self.format, base, self.parsed.spec)
+        index = TensorIndex(self.format, base, self.parsed.spec)
         for name, header in self.headers.items():
-            found.enter(name, header)
-        return found
+            index.enter(name, header)
+        return index
 
     @property
     def files(self) -> list[Path]:
@@ -75,35 +75,35 @@ class Source:
         return any(path.suffix in PICKLES for path in self.files)
 
     def tensors(self) -> Stream:
-        """File, name and tensor, one after the other."""
+        """Every tensor with its file and its name."""
         for path in self.files:
             for name, tensor in weights.tensors(path):
                 yield path, self.names.get(name, name), tensor
 
     def without_values(self) -> Stream:
-        """The same with tensors that have shape and type alone."""
+        """Like ``tensors``, with shapes and dtypes but no values."""
         for name, header in self.headers.items():
             dtype = weights.TORCH_DTYPES[header.dtype]
             yield header.file, name, torch.empty(header.shape, dtype=dtype, device="meta")
 
     def in_house_names(self, tensors: Iterable[tuple[Path, str, Tensor]]) -> Stream:
-        """Tensors of ``tensors()``, fused and packed ones split, without the copy for a tied head.
+        """Tensors under house names; fused and packed ones are split.
 
-        Those that read images are left out too, and those that nothing reads.
+        The copy for a tied head, tensors that read images and unread tensors are left out.
         """
         for path, name, tensor in tensors:
-            own_code_reads = not is_unread(self.format.rename(name))
-            if own_code_reads and not self.is_tied_head(name) and not self.is_of_images(name):
+            is_read = not is_unread(self.format.rename(name))
+            if is_read and not self.is_tied_head(name) and not self.is_of_images(name):
                 for part, piece in self.index.pieces(name, tensor):
                     yield path, part, piece
 
     def is_tied_head(self, name: str) -> bool:
-        """Whether a tensor is the copy of the embedding that old files hold for a tied head."""
+        """Whether a tensor is the copy of the embedding that old files have for a tied head."""
         tied = self.parsed.config.get("tie_word_embeddings")
         return bool(tied) and self.format.rename(name) == HEAD
 
     def is_of_images(self, name: str) -> bool:
-        """Whether a tensor reads images, which models are served without."""
+        """Whether a tensor reads images, which are not served."""
         return is_of_images(self.format.rename(name))
 
     def check_tied_head(self) -> None:
@@ -111,22 +111,24 @@ class Source:
         if not any(self.is_tied_head(name) for name in self.headers):
             return
         own_names = {self.index.own_names[name]: name for name in TIED if name in self.index.stored}
-        values = {own_names[name]: found for _, name, found in self.tensors() if name in own_names}
+        values = {
+            own_names[name]: tensor for _, name, tensor in self.tensors() if name in own_names
+        }
         if not values.keys() & {*EMBEDDINGS}:
             raise CheckpointError(f"{self.folder} lacks its embedding.")
         check_tied(values)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What ``convert`` is asked to make of a source.
+class Conversion:
+    """The arguments of ``convert``.
 
     Attributes:
         source: folder, or a model id whose files are in the Hugging Face cache.
         target: folder to make.
-        to_house: whether into the house format.
+        to_house: whether to write the house format.
         adds_queries: whether a model with standard residuals gets zero queries.
-        block_size: sublayers per block, where config.json does not state them.
+        block_size: sublayers per block, if config.json does not state them.
         renames: other names for tensors.
     """
 
@@ -139,45 +141,47 @@ class Asked:
 
     @property
     def command(self) -> str:
-        """The command line that asks for this."""
-        words = ["attnres-serve", "convert", self.source, self.target]
-        words += ["--to", "house"] if self.to_house else []
-        words += ["--add-zero-queries"] if self.adds_queries else []
-        words += ["--block-size", str(self.block_size)] if self.block_size is not None else []
+        """The command line with these arguments."""
+        arguments = ["attnres-serve", "convert", self.source, self.target]
+        arguments += ["--to", "house"] if self.to_house else []
+        arguments += ["--add-zero-queries"] if self.adds_queries else []
+        arguments += ["--block-size", str(self.block_size)] if self.block_size is not None else []
         for rename in self.renames:
-            words += [OPTION, str(rename)]
-        return shlex.join(words)
+            arguments += [OPTION, str(rename)]
+        return shlex.join(arguments)
 
 
-def open_source(asked: Asked) -> Source:
+def open_source(conversion: Conversion) -> Source:
     """Read a checkpoint's names, shapes and types, and check them.
 
     Raises:
-        CheckpointError: it is no checkpoint that can be converted.
+        CheckpointError: it cannot be converted.
     """
-    folder = hub.on_this_machine(asked.source)
+    folder = hub.on_this_machine(conversion.source)
     _refuse_lone_pickles(folder)
     config = read_config(folder)
     own_headers = cache(lambda: _read_headers(folder))
-    names = cache(lambda: new_names(own_headers(), asked.renames))
+    names = cache(lambda: new_names(own_headers(), conversion.renames))
     headers = cache(
-        lambda: {names().get(own, own): header for own, header in own_headers().items()}
+        lambda: {
+            names().get(own_name, own_name): header for own_name, header in own_headers().items()
+        }
     )
-    found = check_content(config, headers, asked.command)
-    if found.parsed is None:
-        return _plain_source(folder, config, headers(), names(), asked)
-    if asked.adds_queries and found.parsed.spec is not None:
+    checkpoint = check_content(config, headers, conversion.command)
+    if checkpoint.parsed is None:
+        return _plain_source(folder, config, headers(), names(), conversion)
+    if conversion.adds_queries and checkpoint.parsed.spec is not None:
         raise CheckpointError(
-            f"{asked.source} has Attention Residuals already; zero queries are for models with "
-            "standard residuals."
+            f"{conversion.source} has Attention Residuals already; zero queries are for models "
+            "with standard residuals."
         )
-    if asked.block_size is not None and not asked.adds_queries:
+    if conversion.block_size is not None and not conversion.adds_queries:
         raise CheckpointError(
-            f"the config.json of {asked.source} says where blocks begin, in the "
-            f"{found.parsed.format} format; leave out --block-size (in sublayers), which is for "
-            "models whose config.json does not."
+            f"the config.json of {conversion.source} says where blocks begin, in the "
+            f"{checkpoint.parsed.format} format; leave out --block-size (in sublayers), which is "
+            "for models whose config.json does not."
         )
-    return Source(folder, config, found.parsed, headers(), names())
+    return Source(folder, config, checkpoint.parsed, headers(), names())
 
 
 def _plain_source(
@@ -185,26 +189,26 @@ def _plain_source(
     config: dict[str, Any],
     headers: Mapping[str, Header],
     names: Mapping[str, str],
-    asked: Asked,
+    conversion: Conversion,
 ) -> Source:
-    """A checkpoint with the config.json of a plain model, which may have queries all the same."""
+    """A checkpoint with the config.json of a plain model, with or without queries."""
     queries = plain_config.queries(config, headers)
-    is_to_be_stated = asked.block_size is not None and not asked.adds_queries
+    is_to_be_stated = conversion.block_size is not None and not conversion.adds_queries
     if queries is None and is_to_be_stated:
         raise CheckpointError(
-            f"{asked.source} has no tensors of Attention Residuals for blocks of "
-            f"{asked.block_size} (in sublayers); add --add-zero-queries to give it some."
+            f"{conversion.source} has no tensors of Attention Residuals for blocks of "
+            f"{conversion.block_size} (in sublayers); add --add-zero-queries to give it some."
         )
-    if queries is None and asked.adds_queries:
-        parsed = _standard_model(asked.source, config)
-        check_headers(parsed, headers, asked.command)
+    if queries is None and conversion.adds_queries:
+        parsed = _standard_model(conversion.source, config)
+        check_headers(parsed, headers, conversion.command)
         return Source(folder, config, parsed, headers, names)
     if queries is None or queries.variant or queries.options or not is_to_be_stated:
-        plain = replace(asked, adds_queries=False, block_size=None)
-        raise no_attnres(asked.source, config, headers, plain.command)
-    config = config | queries.keys(asked.block_size)
-    found = check_content(config, lambda: headers, asked.command)
-    parsed = found.translated(asked.source)
+        plain = replace(conversion, adds_queries=False, block_size=None)
+        raise no_attnres(conversion.source, config, headers, plain.command)
+    config = config | queries.keys(conversion.block_size)
+    checkpoint = check_content(config, lambda: headers, conversion.command)
+    parsed = checkpoint.translated(conversion.source)
     return Source(folder, config, parsed, headers, names, has_new_config=True)
 
 
@@ -219,7 +223,7 @@ def _read_headers(folder: Path) -> dict[str, Header]:
 
 
 def _refuse_lone_pickles(folder: Path) -> None:
-    """Let pickles without a config.json be refused by what they hold, if that is known."""
+    """Raise the error of known contents for pickles without a config.json."""
     if folder.is_file() and folder.suffix in PICKLES:
         weights.read_pickle(folder)
     elif folder.is_dir() and not (folder / "config.json").exists():
@@ -228,22 +232,26 @@ def _refuse_lone_pickles(folder: Path) -> None:
 
 
 def _standard_model(name: str, config: dict[str, Any]) -> ParsedConfig:
-    """A family's own model, with standard residuals, as one of the house format.
+    """A stock model with standard residuals, as one of the house format.
 
     Args:
-        name: what it is called.
+        name: the checkpoint's name, for messages.
         config: the content of its config.json.
 
     Raises:
-        CheckpointError: it is none of a family.
+        CheckpointError: it is no model of a family.
     """
-    base, found = str(config.get("model_type")), config.get("architectures")
+    family, architectures = str(config.get("model_type")), config.get("architectures")
     known = {name: family for name, family in FAMILIES.items() if family.is_stock}
-    if base not in known or found != [known[base].stock_architecture] or "auto_map" in config:
+    if (
+        family not in known
+        or architectures != [known[family].stock_architecture]
+        or "auto_map" in config
+    ):
         raise CheckpointError(
-            f"{name} cannot be given queries: found model_type {base!r} and architectures "
-            f"{found!r}; expected a model of a family in docs/use/families.md with standard "
-            "residuals and no code of its own."
+            f"{name} cannot be given queries: found model_type {family!r} and architectures "
+            f"{architectures!r}; expected a model of a family in docs/use/families.md with "
+            "standard residuals and no code of its own."
         )
-    known[base].shapes(config)  # says which size is not stated
-    return ParsedConfig(house.NAME, base, family_config(config, base, ()), None)
+    known[family].shapes(config)  # raises if a size is not stated
+    return ParsedConfig(house.NAME, family, family_config(config, family, ()), None)

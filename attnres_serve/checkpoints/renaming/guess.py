@@ -1,6 +1,6 @@
-"""Which of the tensors that a checkpoint lacks others may be, by shapes and the words of names.
+"""Guesses which unknown tensors are those that a checkpoint lacks, by shapes and name parts.
 
-A guess is never acted on, but printed for whoever knows the model.
+Guesses are only printed, for people who know the model.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,22 +13,22 @@ from attnres_serve.families.family import Shape
 
 @dataclass(frozen=True, eq=False)
 class Spare:
-    """Tensors of one shape that no format knows, by a pattern of their names."""
+    """Unknown tensors of one shape, by a pattern of their names."""
 
     pattern: Pattern
     shape: Shape
-    words: Words
+    name_words: Words
 
 
 @dataclass(frozen=True, eq=False)
 class Lack:
-    """Tensors that a checkpoint lacks, by a pattern of the names that its format has for them.
+    """Tensors that a checkpoint lacks, by a pattern of their names in its format.
 
     Attributes:
         pattern: of the names.
-        shapes: those that each may have.
-        weights: the house names of what they hold.
-        meanings: what they may be called, in words.
+        shapes: allowed shapes of each tensor.
+        weights: the house names of the weights in them.
+        meanings: possible names, as sets of words.
     """
 
     pattern: Pattern
@@ -37,12 +37,12 @@ class Lack:
     meanings: list[Words]
 
     def may_be(self, spare: Spare) -> bool:
-        """Whether shape, numbers and words let tensors be these."""
+        """Whether shape, numbers and name allow unknown tensors to be these."""
         return (
             spare.shape in self.shapes
             and spare.pattern.by_numbers.keys() == self.pattern.by_numbers.keys()
             and (None in (layers := {spare.pattern.layer, self.pattern.layer}) or len(layers) == 1)
-            and not contradict(spare.words, self.meanings)
+            and not contradict(spare.name_words, self.meanings)
         )
 
 
@@ -50,11 +50,11 @@ Open = dict[Spare, list[Lack]]
 
 
 def guess(spares: Iterable[Spare], lacks: Sequence[Lack]) -> tuple[dict[Spare, Lack], Open]:
-    """What tensors are by shapes and names, and for which of them several answers are left."""
+    """The clear pairs of unknown and lacking tensors, and the ambiguous ones."""
     still_open = {spare: [lack for lack in lacks if lack.may_be(spare)] for spare in spares}
     pairs: dict[Spare, Lack] = {}
-    while found := _clear_pair(still_open):
-        spare, lack = found
+    while pair := _clear_pair(still_open):
+        spare, lack = pair
         pairs[spare] = lack
         del still_open[spare]
         for other, among in still_open.items():
@@ -63,7 +63,7 @@ def guess(spares: Iterable[Spare], lacks: Sequence[Lack]) -> tuple[dict[Spare, L
 
 
 def _clear_pair(still_open: Open) -> tuple[Spare, Lack] | None:
-    """A pair that is alone in its shape, or alike in a word in which no other pair of its is."""
+    """A pair that is unique by shape, or shares a word that no competing pair shares."""
     for spare, among in still_open.items():
         for lack in among:
             others = [(spare, one) for one in among if one is not lack]
@@ -76,6 +76,6 @@ def _clear_pair(still_open: Open) -> tuple[Spare, Lack] | None:
 
 
 def _is_likelier(pair: tuple[Spare, Lack], other: tuple[Spare, Lack]) -> bool:
-    ours, in_common = shared(pair[0].words, pair[1].meanings)
-    theirs, also_in_common = shared(other[0].words, other[1].meanings)
+    ours, in_common = shared(pair[0].name_words, pair[1].meanings)
+    theirs, also_in_common = shared(other[0].name_words, other[1].meanings)
     return ours > theirs and not in_common <= also_in_common

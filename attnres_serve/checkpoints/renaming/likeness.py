@@ -1,4 +1,4 @@
-"""What names of tensors say in words, so that those of two codes can be compared."""
+"""Tensor names as sets of words, to compare the names of different codes."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -8,10 +8,10 @@ from attnres_serve.families.family import EMBEDDINGS, HEAD, Shape
 
 Words = frozenset[str]
 
-# What is said in more than one word, or in one for several.
+# Phrases of several words, and one word for several.
 _PHRASES = [
-    (re.compile(pattern), f" {words} ")
-    for pattern, words in (
+    (re.compile(pattern), f" {replacement} ")
+    for pattern, replacement in (
         (r"attn_?res(iduals?)?(?![a-z])|attention_residuals?|depth_att(n|ention)", "res"),
         (r"post_att(n|ention)", "postattn"),
         (r"post_(feed_?forward|mlp|ffn?)", "postmlp"),
@@ -43,31 +43,31 @@ _SAY_NOTHING = {
     *("gamma", "scale", "kernel"),
 }
 _PARTS = {"proj": ("q",), "norm": ("k", "norm"), "bias": ("bias",)}  # of a site
-# A tensor with one word of a group is none with another.
+# Words that exclude each other.
 _GROUPS = ({"q", "k", "v", "out"}, {"gate", "up", "down"}, {"attn", "mlp"}, {"head", "embed"})
 
 
-def words(name: str, names_meta: bool = False) -> Words:
-    """The words of a name that tell something, each kind of word by one of its spellings.
+def name_words(name: str, names_meta: bool = False) -> Words:
+    """The meaningful words of a name, with one spelling for each synonym.
 
     Args:
         name: of a tensor, or a pattern of names.
-        names_meta: whether w1, w2 and w3 are what Meta's Llama calls so: gate, down and up.
+        names_meta: whether w1, w2 and w3 mean gate, down and up, as in Meta's Llama.
     """
     text = re.sub(r"(?<![^.])\d+(?![^.])", "", name)  # of layers and experts
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower()
     for pattern, replacement in _PHRASES:
         text = pattern.sub(replacement, text)
-    found = {_SYNONYMS.get(word, word) for word in re.split(r"[\W_]+", text) if word}
+    parts = {_SYNONYMS.get(word, word) for word in re.split(r"[\W_]+", text) if word}
     if names_meta:
-        found = {_OF_META.get(word, word) for word in found}
-    return frozenset(found - _SAY_NOTHING)
+        parts = {_OF_META.get(word, word) for word in parts}
+    return frozenset(parts - _SAY_NOTHING)
 
 
 def is_of_meta(name: str, shapes: Mapping[str, Shape]) -> bool:
-    """Whether a tensor is the w1, w2 or w3 of an MLP as Meta's Llama names them.
+    """Whether a tensor is w1, w2 or w3 of an MLP in the naming of Meta's Llama.
 
-    Other codes have w1 and w2 side by side, whose shapes are then the same.
+    In other codes w1 and w2 are parallel and have the same shape.
 
     Args:
         name: its name, or a pattern of names.
@@ -81,13 +81,13 @@ def is_of_meta(name: str, shapes: Mapping[str, Shape]) -> bool:
 
 
 def meanings(
-    own: str, weights: Sequence[str], layout: Layout, site: tuple[int, str] | None
+    own_name: str, weights: Sequence[str], layout: Layout, site: tuple[int, str] | None
 ) -> list[Words]:
-    """What a tensor may be called, in words.
+    """Possible names of a tensor, as sets of words.
 
     Args:
-        own: its name in the checkpoint's format.
-        weights: the house names of what it holds.
+        own_name: its name in the checkpoint's format.
+        weights: the house names of the weights in it.
         layout: the sublayers of the decoder.
         site: of an AttnRes tensor, its site and part.
     """
@@ -95,17 +95,22 @@ def meanings(
         index, part = site
         is_final = index == layout.num_sublayers
         kinds = ("final", "out") if is_final else (_kind(layout.sublayers[index].kind),)
-        return [words(weights[0]), *(frozenset({"res", one, *_PARTS[part]}) for one in kinds)]
-    found = [words(own, True), frozenset[str]().union(*(words(one, True) for one in weights))]
+        return [name_words(weights[0]), *(frozenset({"res", one, *_PARTS[part]}) for one in kinds)]
+    candidates = [
+        name_words(own_name, True),
+        frozenset[str]().union(*(name_words(one, True) for one in weights)),
+    ]
     norm = weights[0].removeprefix("model.").removesuffix(".weight")
-    found += [frozenset({_kind(one.kind), "norm"}) for one in layout.sublayers if one.norm == norm]
+    candidates += [
+        frozenset({_kind(one.kind), "norm"}) for one in layout.sublayers if one.norm == norm
+    ]
     if norm == layout.final_norm:
-        found.append(frozenset({"final", "norm"}))
+        candidates.append(frozenset({"final", "norm"}))
     if weights[0] == HEAD:
-        found.append(frozenset({"out"}))
+        candidates.append(frozenset({"out"}))
     if weights[0] in EMBEDDINGS:
-        found.append(frozenset({"embed"}))
-    return found
+        candidates.append(frozenset({"embed"}))
+    return candidates
 
 
 def _kind(kind: str) -> str:
@@ -113,7 +118,7 @@ def _kind(kind: str) -> str:
 
 
 def shared(one: Words, other: Collection[Words]) -> tuple[float, Words]:
-    """How alike a name is to the nearest of some meanings, from 0 to 1, and the words in common."""
+    """The similarity of a name to the nearest meaning, from 0 to 1, and the common words."""
     likest = max(other, key=lambda meaning: _likeness(one, meaning))
     return _likeness(one, likest), one & likest
 
@@ -123,7 +128,7 @@ def _likeness(one: Words, other: Words) -> float:
 
 
 def contradict(one: Words, other: Collection[Words]) -> bool:
-    """Whether a name cannot have any of some meanings, by its words."""
+    """Whether the words of a name exclude all of some meanings."""
     return all(
         ("bias" in one) != ("bias" in meaning)
         or any(one & group and meaning & group and not one & meaning & group for group in _GROUPS)

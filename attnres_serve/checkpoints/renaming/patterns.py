@@ -1,4 +1,4 @@
-"""Names of tensors that differ by numbers alone, as one pattern."""
+"""Patterns of tensor names that differ only in numbers."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -15,10 +15,10 @@ _LETTERS = "NMK"  # for numbers in a sentence
 
 @dataclass(frozen=True)
 class Pattern:
-    """Names with ``*`` in the place of a number.
+    """Names with ``*`` for numbers.
 
     Attributes:
-        stem: a name with a ``*`` for each of its numbers, even for one that all names share.
+        stem: a name with a ``*`` for each number, even for one that all names share.
         members: the names by their numbers.
     """
 
@@ -32,7 +32,7 @@ class Pattern:
 
     @cached_property
     def layer(self) -> str | None:
-        """The first number between dots, if all names have the same; None otherwise."""
+        """The first number between dots if all names share it; None otherwise."""
         if 0 in self._varying or not _STAR.search(self.stem):
             return None
         return next(iter(self.members))[0]
@@ -46,15 +46,15 @@ class Pattern:
 
     @cached_property
     def by_numbers(self) -> dict[tuple[str, ...], str]:
-        """The names by those of their numbers that vary."""
+        """The names by their varying numbers."""
         return {tuple(key[i] for i in self._varying): name for key, name in self.members.items()}
 
     def split(self) -> list["Pattern"]:
-        """The same names, in a pattern for each value of the last number that varies."""
-        found: dict[str, dict[tuple[str, ...], str]] = {}
+        """The same names, in one pattern for each value of the last varying number."""
+        by_last: dict[str, dict[tuple[str, ...], str]] = {}
         for key, name in self.members.items():
-            found.setdefault(key[self._varying[-1]], {})[key] = name
-        return [Pattern(self.stem, members) for members in found.values()]
+            by_last.setdefault(key[self._varying[-1]], {})[key] = name
+        return [Pattern(self.stem, members) for members in by_last.values()]
 
     def __str__(self) -> str:
         """The pattern in a sentence, and its layers."""
@@ -70,11 +70,11 @@ class Pattern:
 
 
 def patterns(names: Iterable[str]) -> list[Pattern]:
-    """The patterns of names, in the order of their first ones."""
-    found: dict[str, dict[tuple[str, ...], str]] = {}
+    """The patterns of names, in order of first occurrence."""
+    by_stem: dict[str, dict[tuple[str, ...], str]] = {}
     for name in names:
         number, count = (_PART, 0) if _PART.search(name) else (_ANY, 1)
         stem = number.sub("*", name, count)
         numbers = tuple(number.findall(name)[: count or None])
-        found.setdefault(stem, {})[numbers] = name
-    return [Pattern(stem, members) for stem, members in found.items()]
+        by_stem.setdefault(stem, {})[numbers] = name
+    return [Pattern(stem, members) for stem, members in by_stem.items()]

@@ -19,8 +19,8 @@ class Rename:
     """Another name for tensors.
 
     Attributes:
-        old: a name, or its beginning up to a dot; ``*`` stands for any text without a dot.
-        new: what takes its place, with the same text for each ``*``.
+        old: a name, or its prefix up to a dot; ``*`` matches any text without a dot.
+        new: the replacement, with the same text for each ``*``.
     """
 
     old: str
@@ -31,7 +31,7 @@ class Rename:
         """Read ``OLD=NEW``.
 
         Raises:
-            SettingError: it is not of that form.
+            SettingError: the text has another form.
         """
         old, equals, new = (part.strip() for part in text.partition("="))
         if not (old and equals and new) or old.count("*") != new.count("*"):
@@ -49,44 +49,49 @@ class Rename:
         return re.compile(re.escape(self.old).replace(r"\*", r"([^.]+)") + r"(?![^.])")
 
     def of(self, name: str) -> str | None:
-        """The other name of a tensor; None if this is not about it."""
-        found = self._pattern.match(name)
-        if found is None:
+        """The new name of a tensor; None if this rename does not match."""
+        match = self._pattern.match(name)
+        if match is None:
             return None
         pieces = self.new.split("*")
-        texts = (*found.groups(), "")
-        return "".join(map("".join, zip(pieces, texts, strict=True))) + name[found.end() :]
+        texts = (*match.groups(), "")
+        return "".join(map("".join, zip(pieces, texts, strict=True))) + name[match.end() :]
 
 
 def new_names(names: Iterable[str], renames: Sequence[Rename]) -> dict[str, str]:
-    """The other names that tensors have after some renames, by those that they have now.
+    """The new names of tensors after some renames, by their names now.
 
-    Each rename reads what the ones before it have left.
+    Each rename applies to the results of those before it.
 
     Raises:
-        CheckpointError: a rename is about no tensor, or two tensors get one name.
+        CheckpointError: a rename matches no tensor, or two tensors get one name.
     """
-    found = {name: name for name in names}
+    current = {name: name for name in names}
     for rename in renames:
-        others = {own: other for own, now in found.items() if (other := rename.of(now)) is not None}
+        others = {
+            own_name: other
+            for own_name, now in current.items()
+            if (other := rename.of(now)) is not None
+        }
         if not others:
             raise CheckpointError(
                 f"{OPTION} {str(rename)!r} is about no tensor of the file: no name is, or begins "
-                f"up to a dot with, {rename.old}{_near(rename.old, found.values())}."
+                f"up to a dot with, {rename.old}{_near(rename.old, current.values())}."
             )
-        found |= others
+        current |= others
     first: dict[str, str] = {}
-    for own, now in found.items():
+    for own_name, now in current.items():
         if now in first:
             raise CheckpointError(
-                f"{OPTION} gives two tensors one name: {first[now]} and {own} would both be {now}."
+                f"{OPTION} gives two tensors one name: {first[now]} and {own_name} would both be "
+                f"{now}."
             )
-        first[now] = own
-    return {own: now for own, now in found.items() if own != now}
+        first[now] = own_name
+    return {own_name: now for own_name, now in current.items() if own_name != now}
 
 
 def _near(old: str, names: Iterable[str]) -> str:
-    """The patterns of names that are likest to one that no name has, as a part of a sentence."""
+    """The patterns of names most similar to an unknown one, as a part of a sentence."""
     parts = old.count(".") + 1
     beginnings = (pattern.text.split(".")[:parts] for pattern in patterns(names))
     known = list(dict.fromkeys(map(".".join, beginnings)))
