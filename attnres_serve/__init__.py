@@ -1,6 +1,6 @@
 """Serve Attention Residuals models with vLLM, trace them in Python, and send them weights."""
 
-TYPE_CHECKING = False  # as typing has it, whose import takes milliseconds
+TYPE_CHECKING = False  # like typing's, whose import takes milliseconds
 if TYPE_CHECKING:
     from attnres_serve.lens.api import trace as trace
     from attnres_serve.lens.statistics import statistics as statistics
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What is imported when it is first asked for, because NumPy comes with it.
+# Imported at first use, because these import NumPy.
 _MODULES = {
     "Trace": "attnres_serve.lens.traced",
     "WeightSender": "attnres_serve.weight_sender",

@@ -1,6 +1,6 @@
 """The entry of the ``attnres-serve`` command and of ``python -m attnres_serve``.
 
-Imports next to nothing, because a signal has to find a process that can hear it.
+It imports almost nothing, so that the process can handle signals early.
 """
 
 import gc
@@ -10,7 +10,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command; ``serve`` under its supervisor, except where it only prints help."""
+    """Run the command; ``serve`` runs under its supervisor unless it only prints help."""
     os.environ["PYTHONSAFEPATH"] = "1"  # no file of the working folder shadows a child's module
     arguments = sys.argv[1:]
     helps = any(word.split("=")[0] in ("-h", "--help") for word in arguments)
@@ -22,12 +22,12 @@ def main() -> int:
         status = cli.main()
         output.end()
         return status
-    # Kept for the supervisor, also while this process begins again.
+    # Blocked for the supervisor, also while this process restarts.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     from attnres_serve.server.start import preload
 
     preload.begin_again_with_libraries()
-    from attnres_serve.server.start import supervisor  # not before: all that is imported goes then
+    from attnres_serve.server.start import supervisor  # not earlier: the restart drops all imports
 
     return supervisor.supervise(arguments, _serve)
 
@@ -36,13 +36,13 @@ def _serve() -> int:
     from attnres_serve import cli
     from attnres_serve.start import failures, quick_exit
 
-    gc.disable()  # imports make what lasts, and collections take a fifth of their time
+    gc.disable()  # collections take a fifth of the time of imports, whose objects stay
     with quick_exit.instead_of_unwinding():
-        with failures.told():
+        with failures.reported():
             status = cli.main()
         quick_exit.end_now(status)
 
 
 if __name__ == "__main__":
-    sys.path.append(sys.path.pop(0))  # the working folder, whose files shadow no module
+    sys.path.append(sys.path.pop(0))  # the working folder last, so that it shadows no module
     sys.exit(main())

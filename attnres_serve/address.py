@@ -1,4 +1,4 @@
-"""The address of a server that is asked over HTTP, and the way there."""
+"""Addresses of servers over HTTP, and proxies on the way."""
 
 import ipaddress
 import os
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-# What `serve` prints below the address: of the API, of the page, of a trace.
+# Paths that `serve` prints: of the API, of the page, of a trace.
 _BELOW = re.compile(r"(?<=[^/:])(/v1)?(/attn_res(/trace)?)?/*$")
-NO_PROXY = "no_proxy"  # hosts that are asked directly
+NO_PROXY = "no_proxy"  # hosts to reach without a proxy
 
 
 def base_of(url: str) -> str:
-    """The address of a server, of which the one of its API or its page may be given."""
+    """The address of a server, from that of its API or its page."""
     return _BELOW.sub("", re.split("[?#]", url, maxsplit=1)[0])
 
 
 def host_of(url: str) -> str:
-    """The host that an address names; empty for what is no address."""
+    """The host of an address; empty for invalid ones."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
@@ -26,7 +26,7 @@ def host_of(url: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Whether a server is asked by the loopback of this machine, which no proxy reaches."""
+    """Whether an address is on the loopback interface, which no proxy reaches."""
     host = host_of(url)
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -36,20 +36,20 @@ def is_local(url: str) -> bool:
 
 @contextmanager
 def past_proxies(url: str) -> Iterator[None]:
-    """Let a server on this machine be asked directly, whatever proxy the environment names."""
+    """Reach a server on this machine directly, ignoring proxies in the environment."""
     if not is_local(url):
         yield
         return
-    given = os.environ.get(NO_PROXY)
-    others = os.environ.get(NO_PROXY.upper(), "") if given is None else given
+    before = os.environ.get(NO_PROXY)
+    others = os.environ.get(NO_PROXY.upper(), "") if before is None else before
     os.environ[NO_PROXY] = ",".join(filter(None, (others, host_of(url))))
     try:
         yield
     finally:
-        if given is None:
+        if before is None:
             del os.environ[NO_PROXY]
         else:
-            os.environ[NO_PROXY] = given
+            os.environ[NO_PROXY] = before
 
 
 def authorization(key: str | None = None) -> dict[str, str]:
@@ -63,7 +63,7 @@ def authorization(key: str | None = None) -> dict[str, str]:
 
 
 def proxy_of(url: str) -> str | None:
-    """The variable with the proxy by which a server is asked; None if it is asked directly."""
+    """The variable with the proxy for an address; None if it is reached directly."""
     from urllib.request import getproxies, proxy_bypass  # imports HTTP and TLS
 
     scheme, host = url.partition("://")[0].lower(), host_of(url)

@@ -1,18 +1,18 @@
-"""The folder that keeps what is made once for this machine and its user."""
+"""The cache folder of this user."""
 
 import os
 from pathlib import Path
 
 
 def made(inside: str = "") -> Path:
-    """``~/.cache/attnres_serve`` (``$XDG_CACHE_HOME/attnres_serve``), or one in it, which is made.
+    """Make ``~/.cache/attnres_serve`` (``$XDG_CACHE_HOME/attnres_serve``), or a folder in it.
 
     Raises:
-        OSError: there is no such folder and none can be made.
+        OSError: it does not exist and cannot be made.
     """
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        root = given if given.is_absolute() else Path.home() / ".cache"
+        root = stated if stated.is_absolute() else Path.home() / ".cache"
     except RuntimeError as error:  # a user without a home
         raise OSError(str(error)) from None
     folder = root / "attnres_serve" / inside

@@ -1,15 +1,15 @@
-"""What a user meets: one sentence that says what was found, what is expected and how to mend it."""
+"""Errors for users: one sentence with the actual value, the expected one and the fix."""
 
 
 class CheckpointError(ValueError):
-    """The checkpoint is not one that can be served as its config.json describes."""
+    """The checkpoint cannot be served as its config.json describes."""
 
 
 class SettingError(ValueError):
-    """A setting asks for something that does not exist or would give wrong numbers."""
+    """A setting has an unknown value, or one that would give wrong numbers."""
 
 
 def first_line(error: BaseException) -> str:
-    """What a foreign exception is and the first line of what it says, for such a sentence."""
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+    """The type of a foreign exception and the first line of its message, for such a sentence."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""One sentence about the first mistake of what a person wrote, by the errors of pydantic.
+"""One sentence about the first mistake in a request or a file, from pydantic's errors.
 
-Pydantic has an error for everything that is wrong, and of a value that may be of several kinds one
-for each of them.  Those of the kind that was probably meant are told, the others are left out.
+Pydantic reports every mistake, and for a value that may be of several kinds, one for each of them.
+Only the errors of the kind that was probably meant are used.
 """
 
 import json
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 Error = Mapping[str, Any]
 Place = tuple[Any, ...]
 LONGEST = 40  # characters of a value in a sentence
-_UNKNOWN = object()  # a value that is not at hand
-# Parts of a place that are names of pydantic's for a kind, where the value is not at hand.
+_UNKNOWN = object()  # a value that is not available
+# Parts of a place that are pydantic's names of kinds, if the value is not available.
 _KIND = re.compile(r".*[\[({A-Z].*|str|int|float|bool|bytes|list|dict|tuple|set|none|.*-.*")
-# What each of pydantic's types of errors expects, in a person's words.  ``{last}`` is the last word
-# of its message, and other names are of its context.
+# The expected value for each type of pydantic's errors.  ``{last}`` is the last word of its
+# message, and other names are from its context.
 _EXPECTED = {
     "bool_parsing bool_type": "true or false",
     "bytes_type string_type string_unicode": "text",
@@ -33,18 +33,18 @@ _EXPECTED = {
     "less_than_equal": "at most {last}",
     "string_pattern_mismatch": "text of the pattern {pattern}",
 }
-_BY_TYPE = {kind: said for kinds, said in _EXPECTED.items() for kind in kinds.split()}
+_BY_TYPE = {kind: template for kinds, template in _EXPECTED.items() for kind in kinds.split()}
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 _UNREAD = ("extra_forbidden", "unexpected_keyword_argument")
-_SAID = ("value_error", "assertion_error")  # by a validator, in its own words
+_BY_VALIDATORS = ("value_error", "assertion_error")  # by a validator, in its own words
 
 
 class Mistake(NamedTuple):
-    """What is wrong, and where.
+    """A mistake and its place.
 
     Attributes:
-        field: such as ``stop`` or ``edits[0].mask``; empty for the whole.
-        reason: what a sentence says of it, without a full stop.
+        field: such as ``stop`` or ``edits[0].mask``; empty for the whole value.
+        reason: the rest of the sentence, without a full stop.
     """
 
     field: str
@@ -52,7 +52,7 @@ class Mistake(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The whole of it."""
+        """The whole sentence."""
         if self.field:
             return f"{self.field}{self.reason}."
         reason = self.reason.removeprefix(": ").removeprefix(" ")
@@ -63,15 +63,15 @@ def first(errors: Sequence[Error], value: Any = _UNKNOWN, below: int = 0) -> Mis
     """The first mistake.
 
     Args:
-        errors: pydantic's, of one value.
-        value: what was read; it tells fields from pydantic's names of kinds.
-        below: how many parts of every place stand before the value's own.
+        errors: pydantic's, about one value.
+        value: the value, to distinguish fields from pydantic's names of kinds.
+        below: the number of leading parts of every place that do not belong to the value.
     """
     errors = [_of_tag(error) for error in errors]
     field, places = "", [list(error["loc"][below:]) for error in errors]
     if isinstance(value, dict) and places[0][:1] and isinstance(places[0][0], int):
-        found = [*zip(places, errors, strict=True)]
-        lists = ((entries, name) for name, entries in _lists(value) if _are_of(found, entries))
+        pairs = [*zip(places, errors, strict=True)]
+        lists = ((entries, name) for name, entries in _lists(value) if _are_of(pairs, entries))
         value, field = next(lists, (_UNKNOWN, ""))
     kinds: dict[tuple[Any, ...], list[tuple[Place, Error]]] = {}
     for place, error in zip(places, errors, strict=True):
@@ -80,9 +80,9 @@ def first(errors: Sequence[Error], value: Any = _UNKNOWN, below: int = 0) -> Mis
             kinds.setdefault(kind, []).append((steps, error))
     untagged = [kind for kind in kinds.values() if not any(_is_tag(error) for _, error in kind)]
     meant = [pair for kind in untagged or kinds.values() for pair in kind]
-    if not untagged:  # no kind has that name: it is what is wrong
+    if not untagged:  # no kind has that name: the name is the mistake
         meant = [(steps, error) for steps, error in meant if _is_tag(error)]
-    # The kind that was meant is the one that was read furthest.
+    # The kind that was meant is the one with the longest place.
     furthest = max((steps for steps, _ in meant), key=len)
     ends = [error for steps, error in meant if steps == furthest]
     for step in furthest:
@@ -91,7 +91,7 @@ def first(errors: Sequence[Error], value: Any = _UNKNOWN, below: int = 0) -> Mis
 
 
 def _split(place: list[Any], error: Error, value: Any) -> tuple[Place, Place]:
-    """The steps of a place that lead to fields and entries, and the names of kinds among them."""
+    """The steps of a place to fields and entries, and the names of kinds among them."""
     steps, kind = [], []
     for number, part in enumerate(place, 1):
         is_missing = error["type"] in _MISSING and number == len(place)
@@ -104,7 +104,7 @@ def _split(place: list[Any], error: Error, value: Any) -> tuple[Place, Place]:
 
 
 def _lists(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Every list in a value, and its name; pydantic reads some by themselves, and later."""
+    """Every list in a value, and its name; pydantic validates some separately."""
     if isinstance(value, list):
         yield name, value
     steps = value.items() if isinstance(value, dict) else enumerate(value)
@@ -113,9 +113,9 @@ def _lists(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
             yield from _lists(inner, f"{name}{_named(step, name)}")
 
 
-def _are_of(found: Sequence[tuple[list[Any], Error]], value: Any) -> bool:
-    """Whether errors are about a value: each has for its input what stands at its place."""
-    for place, error in found:
+def _are_of(pairs: Sequence[tuple[list[Any], Error]], value: Any) -> bool:
+    """Whether errors are about a value: each error's input is the value at its place."""
+    for place, error in pairs:
         inner = value
         for step in place:
             below = _below(inner, step)
@@ -126,10 +126,10 @@ def _are_of(found: Sequence[tuple[list[Any], Error]], value: Any) -> bool:
 
 
 def _of_tag(error: Error) -> Error:
-    """An error of the field that names a kind, instead of one of what has that field."""
+    """An error about the field that names a kind, instead of its parent."""
     context, kind = error.get("ctx") or {}, str(error["type"])
     name = str(context.get("discriminator", "")).strip("'")
-    if not name.isidentifier():  # a function chooses among the kinds
+    if not name.isidentifier():  # a function chooses the kind
         return error
     error = {**error, "loc": (*error["loc"], name)}
     if kind == "union_tag_not_found":
@@ -170,34 +170,36 @@ def _named(step: Any, field: str) -> str:
 
 
 def _reason(errors: list[Error]) -> str:
-    """What a sentence says behind the field."""
+    """The sentence after the field."""
     error, context = errors[0], errors[0].get("ctx") or {}
     kind = error["type"]
     if kind in _MISSING:
         return " is missing; give it"
     if kind in _UNREAD:
         return " is no field that is read; leave it out"
-    if kind in _SAID:
-        said = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-        return f": {said.partition(chr(10))[0].rstrip('.')}"
+    if kind in _BY_VALIDATORS:
+        expected = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        return f": {expected.partition(chr(10))[0].rstrip('.')}"
     if kind in ("too_long", "too_short"):
         most = kind == "too_long"
         bound = context["max_length" if most else "min_length"]
-        found = context["actual_length"]  # None if it was not counted to its end
-        counted = "more" if found is None else f"{found} entries"
+        count = context["actual_length"]  # None if not counted to the end
+        counted = "more" if count is None else f"{count} entries"
         return f": found {counted}; expected at {'most' if most else 'least'} {bound}"
-    said = dict.fromkeys(_expected(one) for one in errors)
-    return f": found {_shown(error.get('input'))}; expected {' or '.join(said)}"
+    expected = dict.fromkeys(_expected(one) for one in errors)
+    return f": found {_shown(error.get('input'))}; expected {' or '.join(expected)}"
 
 
 def _expected(error: Error) -> str:
-    said = error["msg"].partition("\n")[0].rstrip(".")
+    message = error["msg"].partition("\n")[0].rstrip(".")
     if template := _BY_TYPE.get(error["type"]):
-        said = template.format_map({"last": said.rpartition(" ")[2]} | (error.get("ctx") or {}))
-        return re.sub(r"\b(True|False)\b", lambda word: word[0].lower(), said)
+        message = template.format_map(
+            {"last": message.rpartition(" ")[2]} | (error.get("ctx") or {})
+        )
+        return re.sub(r"\b(True|False)\b", lambda word: word[0].lower(), message)
     for start in ("Input should be ", "Input should have ", "String should have "):
-        said = said.removeprefix(start)
-    return said
+        message = message.removeprefix(start)
+    return message
 
 
 def _shown(value: Any) -> str:

@@ -1,9 +1,9 @@
-"""Output of a command for its user, apart from what libraries write.
+"""Output of a command for its user, separate from the output of libraries.
 
-While ``libraries_hidden`` lasts, stdout and stderr of this process belong to libraries: whatever
-they write in Python, in C++ or in a child process goes to a log, if Python's streams are these
-descriptors, as those of a command are.  The command itself writes to ``out()`` and ``err()``.  The
-log stays only where a library failed, and the sentence that tells of it has the log's path.
+During ``libraries_hidden``, stdout and stderr of this process belong to libraries: their output
+from Python, C++ or child processes goes to a log, if Python's streams use these descriptors, as in
+a command.  The command itself writes to ``out()`` and ``err()``.  The log stays only if a library
+fails; then the error names the log's path.
 """
 
 import os
@@ -22,45 +22,45 @@ from attnres_serve.start.engine_log import EngineLog
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-# Ours, and those that the command line tells of by itself.
-TOLD = (CheckpointError, SettingError, ModuleNotFoundError, BrokenPipeError)
+# Our errors, and others that the command line reports itself.
+REPORTED = (CheckpointError, SettingError, ModuleNotFoundError, BrokenPipeError)
 
 _BEGIN = time.monotonic()
-_own: dict[int, TextIO] = {}  # streams of the command's, while libraries are hidden
+_streams: dict[int, TextIO] = {}  # the command's streams, while libraries are hidden
 _verbose = False
 
 
 def out() -> TextIO:
     """The stdout of the command."""
-    return _own.get(1, sys.stdout)
+    return _streams.get(1, sys.stdout)
 
 
 def err() -> TextIO:
     """The stderr of the command."""
-    return _own.get(2, sys.stderr)
+    return _streams.get(2, sys.stderr)
 
 
 def is_verbose() -> bool:
-    """Whether the user asked to see what libraries write."""
+    """Whether the user wants to see the output of libraries."""
     return _verbose
 
 
 def say(what: str) -> None:
-    """Write what begins to stderr, with the seconds since this command began."""
+    """Write a step to stderr, with the seconds since the start of the command."""
     print(f"{time.monotonic() - _BEGIN:6.1f} s  {what}", file=err(), flush=True)
 
 
 def bar(desc: str = "", **options: Any) -> "tqdm":
-    """A progress bar that a terminal shows until it ends; elsewhere its descriptions are lines."""
+    """A progress bar, removed at its end; without a terminal its descriptions become lines."""
     from tqdm import tqdm
 
     class Bar(tqdm):
-        said = ""
+        last_desc = ""
 
         def set_description_str(self, desc: str | None = None, refresh: bool = True) -> None:
             super().set_description_str(desc, refresh)
-            if self.disable and desc and desc != self.said:
-                self.said = desc
+            if self.disable and desc and desc != self.last_desc:
+                self.last_desc = desc
                 say(desc)
 
         set_description = set_description_str
@@ -72,16 +72,16 @@ def bar(desc: str = "", **options: Any) -> "tqdm":
 
 
 def _has_width(terminal: TextIO) -> bool:
-    """Whether a terminal has columns; one that nobody looks at may have none, and shows no bar."""
+    """Whether a terminal has columns; a detached one may have none, and gets no bar."""
     try:
         columns, _ = os.get_terminal_size(terminal.fileno())
         return columns > 0
     except OSError:
-        return True  # tqdm asks elsewhere
+        return True  # tqdm finds the width elsewhere
 
 
 def end() -> None:
-    """Write what waits, and hide what libraries write while the interpreter ends."""
+    """Flush streams, and hide the output of libraries while the interpreter ends."""
     sys.stdout.flush()
     sys.stderr.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -91,21 +91,21 @@ def end() -> None:
 
 @contextmanager
 def libraries_hidden(name: str, verbose: bool = False) -> Iterator[None]:
-    """Send what libraries write to a log for the time of the context.
+    """Send the output of libraries to a log during the context.
 
     Args:
-        name: what runs, as a sentence and the log's name tell it.
-        verbose: whether to show it instead.
+        name: of the command, for messages and the log's name.
+        verbose: whether to show the output instead.
 
     Raises:
-        SettingError: a library failed; the sentence has the last reason and the log's path.
+        SettingError: a library failed; the message has the last reason and the log's path.
     """
     global _verbose
     if verbose:
         _verbose = True
         try:
             yield
-        except TOLD:
+        except REPORTED:
             raise
         except Exception as error:
             traceback.print_exc()
@@ -117,7 +117,7 @@ def libraries_hidden(name: str, verbose: bool = False) -> Iterator[None]:
     try:
         with log.heard(), _sent_to(log.file):
             yield
-    except TOLD:
+    except REPORTED:
         raise
     except Exception as error:
         log.is_kept = True
@@ -132,13 +132,13 @@ def libraries_hidden(name: str, verbose: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _sent_to(log: int) -> Iterator[None]:
-    """Let the descriptors of stdout and stderr be a log."""
+    """Redirect the descriptors of stdout and stderr to a log."""
     streams = {1: sys.stdout, 2: sys.stderr}
     saved = {}
     for number, stream in streams.items():
         stream.flush()
         saved[number] = os.dup(number)
-        _own[number] = _kept(stream, number)
+        _streams[number] = _kept(stream, number)
         os.dup2(log, number)
     try:
         yield
@@ -147,17 +147,17 @@ def _sent_to(log: int) -> Iterator[None]:
             stream.flush()
             os.dup2(saved[number], number)
             os.close(saved[number])
-        own = [_own.pop(number) for number in streams]
-        for stream in own:
+        kept = [_streams.pop(number) for number in streams]
+        for stream in kept:
             if stream not in streams.values():
-                stream.close()  # which fails where nobody reads it any more
+                stream.close()  # fails if its reader is gone
 
 
 def _kept(stream: TextIO, number: int) -> TextIO:
-    """A stream that goes on to where this one goes, when its descriptor is another file's."""
+    """A copy of a stream that keeps its target when its descriptor is redirected."""
     try:
         if stream.fileno() != number:
             return stream
-    except OSError:  # of a notebook's there is none
+    except OSError:  # a notebook's stream has no descriptor
         return stream
     return open(os.dup(number), "w", 1, encoding=stream.encoding, errors=stream.errors)

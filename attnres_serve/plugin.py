@@ -1,8 +1,7 @@
 """The ``vllm.general_plugins`` entry point, run in every process that vLLM starts.
 
-It fills tables of names, settles torch's vector functions and lets vLLM's processes end with the
-one that started them.  It never raises: an exception here would stop vLLM for every model on the
-machine.
+It registers names, chooses torch's vector functions and ends vLLM's processes with the one that
+started them.  It never raises: an exception here would stop vLLM for every model on the machine.
 """
 
 import logging
@@ -17,7 +16,7 @@ from attnres_serve.formats.resolve import with_list_of_architectures
 
 
 def register() -> None:
-    """Teach vLLM the AttnRes architectures and how to recognise their checkpoints (idempotent)."""
+    """Register the AttnRes architectures and their configuration parser in vLLM (idempotent)."""
     try:
         problem = versions.unsupported()
         if problem:
@@ -52,21 +51,23 @@ def _register() -> None:
 
 
 def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
-    """Whether vLLM serves a checkpoint by a class of its own, which the log then says.
+    """Whether vLLM serves a checkpoint by its built-in class; the log says so.
 
     Args:
         config: the content of its config.json.
-        additional_config: vLLM's.
+        additional_config: of vLLM's configuration.
 
     Raises:
-        SettingError: that was asked for and cannot be.
+        SettingError: the setting requests it, and it is impossible.
     """
     from attnres_serve import settings
 
     config = with_list_of_architectures(config)
     modules: tuple[Any, ...] = formats.SERVED
-    own = (module for module in modules if hasattr(module, "NATIVE") and module.matches(config))
-    if (found := next(own, None)) is None:
+    native_formats = (
+        module for module in modules if hasattr(module, "NATIVE") and module.matches(config)
+    )
+    if (format_module := next(native_formats, None)) is None:
         return False
     wanted = settings.choice(additional_config, settings.NATIVE_KEY)
     if settings.edits(additional_config) is not None:
@@ -76,18 +77,18 @@ def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
                 "two."
             )
         return False
-    if not native.is_left_to_vllm(found.NAME, found.NATIVE, wanted):
+    if not native.is_left_to_vllm(format_module.NAME, format_module.NATIVE, choice):
         return False
     host.logger().info(
         "vLLM serves this %s checkpoint by a class of its own, without attnres-serve; "
         "--attnres-native off, or attnres_native in --additional-config, has it served here.",
-        found.NAME,
+        format_module.NAME,
     )
     return True
 
 
 def on_config(vllm_config) -> None:
-    """Check a whole configuration of vLLM's before any worker starts.
+    """Check vLLM's whole configuration before any worker starts.
 
     Raises:
         SettingError: a setting that would be wrong with AttnRes.
@@ -112,7 +113,7 @@ def on_config(vllm_config) -> None:
     asked = Asked(vllm_config)
     rules.require(asked)
     family, config = asked.family, asked.model
-    _ = asked.shapes  # raises where a size is left open
+    _ = asked.shapes  # raises if a size is not stated
     if family.has_float32_states:
         engine_config.keep_states_in_float32(vllm_config)
     engine_config.require_safetensors(vllm_config)
@@ -135,7 +136,7 @@ def on_config(vllm_config) -> None:
 
 
 def _settle_tokenizer(vllm_config) -> None:
-    """Have the tokenizer read rightly, and refuse tokens that the model has no rows for."""
+    """Set a tokenizer that vLLM reads as in training, and refuse tokens without rows."""
     from attnres_serve.checkpoints import hub, token_ids, tokenizer
 
     model = vllm_config.model_config

@@ -1,4 +1,4 @@
-"""How long a sentence may be that a terminal shows or a client is answered."""
+"""Limits of the length of sentences on a terminal or in an answer."""
 
 import re
 import tempfile
@@ -10,11 +10,11 @@ _LONG_WORD = re.compile(r"(\S{100})\S{20,}")
 
 
 def cut(text: str, rest: str, room: int = MOST) -> str:
-    """A text, or as many of its words as there is room for; of a very long word its beginning.
+    """A text, shortened at a word to fit; very long words are shortened too.
 
     Args:
-        text: one sentence, or what is within one.
-        rest: where the whole is, as a part of a sentence.
+        text: one sentence, or a part of one.
+        rest: the place of the whole text, as a part of a sentence.
         room: letters.
     """
     if len(text) <= room:
@@ -27,18 +27,18 @@ def cut(text: str, rest: str, room: int = MOST) -> str:
 
 
 def between(begin: str, reason: str, end: str) -> str:
-    """A sentence of three parts, with as much of a reason as it has room for.
+    """A sentence of three parts, with its reason shortened to fit.
 
     Args:
-        begin: its first part.
-        reason: what a log has too.
-        end: its last part, which names that log.
+        begin: the first part.
+        reason: the middle, which a log has too.
+        end: the last part, which names that log.
     """
     return begin + cut(reason, "the log has the whole", MOST - len(begin + end)) + end
 
 
 def for_terminal(text: str) -> str:
-    """The same, with the whole in a file for whoever wants it."""
+    """A sentence, shortened to fit, with the whole text in a file."""
     if len(text) <= MOST:
         return text
     try:
@@ -52,7 +52,7 @@ def for_terminal(text: str) -> str:
 
 
 def some(names: Iterable[object]) -> str:
-    """Names in a sentence, of many the first ones and how many more there are."""
+    """The first names of a list, with the number of others, for a sentence."""
     all_names = [str(name) for name in names]
     listed = ", ".join(all_names[:FEW])
     more = len(all_names) - FEW

@@ -1,4 +1,4 @@
-"""Settings of ours inside vLLM's ``additional_config``, and so inside its compile-cache key."""
+"""Our settings in vLLM's ``additional_config``, and so in its compile-cache key."""
 
 import argparse
 from collections.abc import Mapping
@@ -44,15 +44,15 @@ HELP = {
     SHARD_KEY: "divide the tokens of sites over the workers of tensor parallelism",
     STREAM_KEY: "what draft heads read of layers: the running sum, or the mix that follows",
 }
-FLAGS = (*HELP, SHARD_TOKENS_KEY, UNTRACED, EDIT)  # by the names of their values
+FLAGS = (*HELP, SHARD_TOKENS_KEY, UNTRACED, EDIT)  # names of parsed values
 PREFIX = "attnres_"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A flag for every setting."""
-    for key, said in HELP.items():
+    """Add a flag for every setting."""
+    for key, text in HELP.items():
         flag = f"--{key.replace('_', '-')}"
-        parser.add_argument(flag, choices=CHOICES[key], help=f"{said} (default: {AUTO})")
+        parser.add_argument(flag, choices=CHOICES[key], help=f"{text} (default: {AUTO})")
     parser.add_argument(
         f"--{SHARD_TOKENS_KEY.replace('_', '-')}",
         type=int,
@@ -84,15 +84,15 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were given by flags, by their keys in ``additional_config``.
 
     Args:
-        flags: values by their names, None for one that is not given.
+        flags: values by name; None for an absent flag.
 
     Raises:
         SettingError: a text is no edit.
     """
-    found = {key: value for key in KEYS if (value := flags.get(key)) is not None}
-    found |= {TRACE_KEY: "off"} if flags.get(UNTRACED) else {}
-    found |= {CHANGE_EDITS_KEY: "on"} if flags.get(CHANGE_EDITS) else {}
-    if words := flags.get(EDIT):
+    settings = {key: value for key in KEYS if (value := flags.get(key)) is not None}
+    settings |= {TRACE_KEY: "off"} if flags.get(UNTRACED) else {}
+    settings |= {CHANGE_EDITS_KEY: "on"} if flags.get(CHANGE_EDITS) else {}
+    if texts := flags.get(EDIT):
         from attnres_serve.depth import edit_words, static_edits  # not for every command
 
         edits = edit_words.each(words, f"--{EDIT.replace('_', '-')}")
@@ -100,8 +100,8 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def choice(additional_config: Any, wanted: str) -> str:
-    """What was asked for by a key, or ``auto``; each worker decides what that is.
+def choice(additional_config: Any, key: str) -> str:
+    """The value under a key, or ``auto``, for which each worker decides.
 
     Raises:
         SettingError: for an unknown value, or an unknown key that begins with ``attnres_``.
@@ -111,16 +111,16 @@ def choice(additional_config: Any, wanted: str) -> str:
         raise SettingError(
             f"--additional-config is a {type(settings).__name__}; expected a JSON object."
         )
-    for key in settings:
-        if key.startswith(PREFIX) and key not in KEYS:
+    for name in settings:
+        if name.startswith(PREFIX) and name not in KEYS:
             raise SettingError(
-                f"--additional-config has the unknown key {key!r}; the known ones are "
+                f"--additional-config has the unknown key {name!r}; the known ones are "
                 f"{', '.join(KEYS)}."
             )
-    found = settings.get(wanted, AUTO)
-    if found not in CHOICES[wanted]:
-        raise SettingError(f"{wanted} is {found!r}; expected one of {', '.join(CHOICES[wanted])}.")
-    return found
+    value = settings.get(key, AUTO)
+    if value not in CHOICES[key]:
+        raise SettingError(f"{key} is {value!r}; expected one of {', '.join(CHOICES[key])}.")
+    return value
 
 
 def edits(additional_config: Any) -> "list[Edit] | None":
@@ -134,7 +134,7 @@ def edits(additional_config: Any) -> "list[Edit] | None":
         return [] if changes else None
     from attnres_serve.depth import static_edits
 
-    return static_edits.from_json(found, EDITS_KEY)
+    return static_edits.from_json(stated, EDITS_KEY)
 
 
 def edits_change(additional_config: Any) -> bool:
@@ -151,35 +151,35 @@ def require_edits(additional_config: Any, spec: "AttnResSpec | None") -> None:
 
 
 def traces(additional_config: Any) -> bool:
-    """Whether ``POST /v1/attn_res/trace`` is answered; ``auto`` is on."""
+    """Whether ``POST /v1/attn_res/trace`` is enabled; ``auto`` is on."""
     return choice(additional_config, TRACE_KEY) != "off"
 
 
 def shard_tokens(additional_config: Any) -> int | None:
-    """Tokens of the smallest step whose sites are divided over workers; None for none.
+    """Tokens of the smallest step whose sites are sharded over workers; None for none.
 
-    ``auto`` is off, as no gain was measured yet.
+    ``auto`` is off, because no gain has been measured yet.
 
     Raises:
-        SettingError: the number is none, or 1, of which nothing is left to divide.
+        SettingError: the number is invalid, or 1, which cannot be sharded.
     """
     is_on = choice(additional_config, SHARD_KEY) == "on"
-    found = (additional_config or {}).get(SHARD_TOKENS_KEY, SHARD_TOKENS)
-    if type(found) is not int or found < 2:
+    tokens = (additional_config or {}).get(SHARD_TOKENS_KEY, SHARD_TOKENS)
+    if type(tokens) is not int or tokens < 2:
         raise SettingError(
-            f"{SHARD_TOKENS_KEY} is {found!r}; expected a whole number of at least 2."
+            f"{SHARD_TOKENS_KEY} is {tokens!r}; expected a whole number of at least 2."
         )
-    return found if is_on else None
+    return tokens if is_on else None
 
 
-# Methods that propose tokens: from the text, from a model of its own, by the checkpoint's own head,
-# by a head of another folder.
+# Methods of speculative decoding: n-grams of the text, a separate model, the checkpoint's head, or
+# a head in another folder.
 MODEL = "draft_model"
 MTP = "mtp"
 EAGLE, EAGLE3 = "eagle", "eagle3"
 HEADS = (EAGLE, EAGLE3)
 SPECULATION = ("ngram", MODEL, MTP, *HEADS)
-# Methods that are refused for a reason of their own (vLLM 0.32), as a part of a sentence.
+# Methods with a specific reason for their refusal (vLLM 0.32), as a part of a sentence.
 REFUSED = {
     "extract_hidden_states": ", as vLLM's ExampleHiddenStatesConnector stores by CUDA streams and "
     "was not tried on a GPU",

@@ -1,4 +1,4 @@
-"""A trainer's side of an update: its tensors go to a server on the same machine."""
+"""The trainer's side of a weight update: it sends tensors to a server on the same machine."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from attnres_serve.compat import tensor_file
 
 
 class WeightSender:
-    """Replaces the weights of a server that was started with ``--enable-weight-updates``.
+    """Replaces the weights of a server with ``--enable-weight-updates``.
 
     Args:
         url: of the server.
-        key: its API key; that in ``OPENAI_API_KEY`` if None.
-        partial: whether tensors that are not sent stay as they are.
+        key: its API key; None for the one in ``OPENAI_API_KEY``.
+        partial: whether unsent tensors stay unchanged.
     """
 
     def __init__(self, url: str, key: str | None = None, partial: bool = False) -> None:
@@ -33,15 +33,15 @@ class WeightSender:
         """Replace the weights; new requests wait meanwhile.
 
         Args:
-            tensors: by their names in the checkpoint, in the house format, or as transformers has
-                them in memory.
-            version: what the weights are called from then on.
-            running: what becomes of running requests: the update waits for them, aborts them, or
-                keeps them, and they go on with the new weights.
+            tensors: tensors with names of the checkpoint, of the house format, or of transformers
+                in memory.
+            version: the name of the new weights.
+            running: the treatment of running requests: the update waits for them, aborts them, or
+                keeps them, and they continue with the new weights.
 
         Raises:
-            RuntimeError: the server refuses, with its sentence.  The old weights stay and are
-                served, unless it says that they are not whole; then it serves nothing.
+            RuntimeError: the server's refusal.  It still serves the old weights, unless it says
+                that they are not whole; then it serves nothing.
         """
         with tensor_file.file_of(tensors) as path:
             try:
@@ -51,7 +51,7 @@ class WeightSender:
                 with suppress(RuntimeError, OSError):
                     self.post("shutdown_weight_transfer_engine")  # ends the update
                 with suppress(RuntimeError, OSError):
-                    self.post("resume")  # which an engine without whole weights refuses
+                    self.post("resume")  # refused by an engine without whole weights
                 raise
             self.post("resume")
 
@@ -62,7 +62,7 @@ class WeightSender:
         self.post("finish_weight_update", weight_version=version)
 
     def post(self, route: str, **body: Any) -> dict[str, Any]:
-        """What a route of the server answers.
+        """The answer of a route of the server.
 
         Raises:
             RuntimeError: it refuses.
@@ -73,8 +73,8 @@ class WeightSender:
         request = Request(f"{self._url}/{route}", json.dumps(body).encode(), headers, method="POST")
         try:
             with urlopen(request) as answer:
-                found: dict[str, Any] = json.loads(answer.read())
-                return found
+                content: dict[str, Any] = json.loads(answer.read())
+                return content
         except HTTPError as error:
             raise RuntimeError(_sentence(error.read())) from None
 

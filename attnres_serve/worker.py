@@ -1,7 +1,7 @@
-"""What the server asks of vLLM's workers, by name through ``collective_rpc``.
+"""Methods of vLLM's workers that the server calls by name through ``collective_rpc``.
 
-What may fail answers with a sentence and never raises: vLLM would leave the other workers' answers
-unread, and take them for those to a later call.
+Methods that may fail return a sentence and never raise: vLLM would leave the other workers' answers
+unread, and take them for answers to a later call.
 """
 
 from collections.abc import Sequence
@@ -19,30 +19,30 @@ class WorkerExtension:
         return decoder.inner_model(self).attn_res_executed()
 
     def attn_res_backend(self) -> str | None:
-        """What computes the sites of this worker; None with standard residuals."""
+        """The backend of the sites in this worker; None with standard residuals."""
         return decoder.inner_model(self).attn_res_backend
 
     def attn_res_algorithm(self) -> str | None:
-        """How the sites of this worker attend; None with standard residuals."""
+        """The algorithm of the sites in this worker; None with standard residuals."""
         return decoder.inner_model(self).attn_res_algorithm
 
     def attn_res_untraceable(self) -> str | None:
-        """Why there are no traces on this worker, in one sentence; None if there are."""
+        """The reason why this worker has no traces, in one sentence; None if it has."""
         try:
             return replay.untraceable(self)
-        except Exception:  # the attention of a vLLM that was not tested may be another
+        except Exception:  # an untested vLLM may have another attention
             host.logger().exception("AttnRes: traces are off")
             return "there are no traces on this server; its log says why."
 
     def attn_res_change_edits(self, edits: list[dict[str, Any]]) -> str | None:
-        """Serve under these edits and no others; why not, in one sentence, or None."""
+        """Replace the edits; returns the problem in one sentence, or None."""
         from attnres_serve.depth import static_edits
         from attnres_serve.model.config import spec_of
 
         try:
             model = decoder.inner_model(self)
-            found = static_edits.from_json(edits, "edits")
-            model.attn_res_edited.change(static_edits.resolve(found, spec_of(model.config)))
+            parsed = static_edits.from_json(edits, "edits")
+            model.attn_res_edited.change(static_edits.resolve(parsed, spec_of(model.config)))
         except SettingError as error:
             return str(error)
         except Exception:
@@ -64,33 +64,33 @@ class WorkerExtension:
 
         Args:
             ids: the sequence.
-            positions: ascending, the tokens that are traced.
+            positions: the tokens to trace, ascending.
             sites: indices.
             edits: the fields of each ``edits.Resolved``.
-            predicted: the tokens that follow those at ``positions``, and how many of the most
-                probable ones are wanted; None for no logprobs.
+            predicted: the tokens after those at ``positions``, and the number of most probable
+                tokens to return; None for no logprobs.
             lens: the fields of a ``readings.Lens``; None for none.
-            vectors: whether those of the sites are wanted.
+            vectors: whether to return vectors of the sites.
 
         Returns:
             ``problem``: a sentence, or None.  ``sites``: of this pipeline stage, from its first
             worker; for each its index, weights and RMS of the sources, both as the bytes of
-            ``[tokens, sources]`` float32.  ``predicted``: from the first worker of the last stage
-            what ``Predictions.packed`` gives, and ``lens`` the same of one reading after the other.
-            ``vectors``: from the first worker of each stage what ``Vectors.packed`` gives.
+            ``[tokens, sources]`` float32.  ``predicted``: from the first worker of the last stage,
+            the result of ``Predictions.packed``, and ``lens`` the same for all readings in turn.
+            ``vectors``: from the first worker of each stage, the result of ``Vectors.packed``.
         """
         from attnres_serve.model.site_norm import SiteOrderError
         from attnres_serve.tracing.record import TraceError
 
         try:
-            found = _traced(self, ids, positions, sites, edits, predicted, lens, vectors)
-            return {"problem": None} | found
+            traced = _traced(self, ids, positions, sites, edits, predicted, lens, vectors)
+            return {"problem": None} | traced
         except Exception as error:
             host.logger().exception("AttnRes: the trace failed")
-            # The text of another may name files and addresses, and clients read the problem.
+            # Other messages may name files and addresses, and clients read the problem.
             is_ours = isinstance(error, (TraceError, SiteOrderError))
-            said = str(error) if is_ours else "the trace failed; the engine's log says why."
-            return {"problem": said, "sites": [], "predicted": None, "lens": None, "vectors": {}}
+            problem = str(error) if is_ours else "the trace failed; the engine's log says why."
+            return {"problem": problem, "sites": [], "predicted": None, "lens": None, "vectors": {}}
 
 
 def _traced(
@@ -111,15 +111,15 @@ def _traced(
     predictions = predicted and predict.Predictions(positions, *predicted)
     resolved = [edit_lists.Resolved(*edit) for edit in edits]
     reader = None if lens is None else Reader(readings.Lens(*lens))
-    own = Vectors(positions) if vectors else None
-    traces = record.record(worker, ids, positions, sites, resolved, predictions, reader, own)
+    recorded = Vectors(positions) if vectors else None
+    traces = record.record(worker, ids, positions, sites, resolved, predictions, reader, recorded)
     packed = predictions.packed() if predictions else None
     read = reader.predictions.packed() if reader else None
     if not decoder.is_first_tensor_rank():  # the others hold the same
-        traces, packed, read, own = {}, None, None, None
-    found = [
+        traces, packed, read, recorded = {}, None, None, None
+    weights = [
         [index, *(tensor.float().numpy().tobytes() for tensor in site)]
         for index, site in sorted(traces.items())
     ]
-    of_sites = own.packed() if own else {}
-    return {"sites": found, "predicted": packed, "lens": read, "vectors": of_sites}
+    of_sites = recorded.packed() if recorded else {}
+    return {"sites": weights, "predicted": packed, "lens": read, "vectors": of_sites}

@@ -1,8 +1,7 @@
 """``python requirements/release.py DIST``: an sdist of the files that git knows, and its wheel.
 
-Only what git knows goes in, whatever else lies in the folder, and the wheel is made from the sdist,
-so that both hold the same.  The build backend is the setuptools of this environment; nothing is
-fetched.
+Only files that git knows are included, and the wheel is built from the sdist, so both contain the
+same.  The build backend is the setuptools of this environment; nothing is fetched.
 """
 
 import os
@@ -17,7 +16,7 @@ BUILD_SDIST = "import sys; from setuptools import build_meta; build_meta.build_s
 
 
 def tracked() -> list[str]:
-    """Paths of the files and symlinks that git knows and that are still there."""
+    """Paths of existing files and symlinks that git knows."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -25,14 +24,14 @@ def tracked() -> list[str]:
 
 
 def build(dist: Path) -> tuple[Path, Path]:
-    """Write the sdist and the wheel into a folder that holds neither; returns both paths."""
+    """Write the sdist and the wheel into an empty folder; returns both paths."""
     dist.mkdir(parents=True, exist_ok=True)
-    if found := sorted(path.name for path in dist.iterdir()):
-        raise SystemExit(f"release: {dist} is not empty ({found[0]}); remove it first.")
+    if files := sorted(path.name for path in dist.iterdir()):
+        raise SystemExit(f"release: {dist} is not empty ({files[0]}); remove it first.")
     commit_time = subprocess.run(
         ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
-    # Times in the archives: with them the same commit gives the same wheel.
+    # Fixed times in the archives: the same commit gives the same wheel.
     env = os.environ | {"SOURCE_DATE_EPOCH": commit_time, "PYTHONPATH": ""}
     with tempfile.TemporaryDirectory() as folder:
         for name in tracked():
@@ -42,7 +41,7 @@ def build(dist: Path) -> tuple[Path, Path]:
         script = [sys.executable, "-c", BUILD_SDIST, str(dist.resolve())]
         subprocess.run(script, cwd=folder, env=env, check=True, stdout=sys.stderr)
     (sdist,) = dist.glob("*.tar.gz")
-    # No cache: pip would take a wheel that it made of an older sdist of the same name.
+    # No cache: pip would reuse a wheel of an older sdist with the same name.
     pip = [sys.executable, "-m", "pip", "wheel", "--no-cache-dir", "--no-deps", "--no-index"]
     command = [*pip, "--no-build-isolation", "-w", str(dist), str(sdist)]
     subprocess.run(command, env=env, check=True, stdout=sys.stderr)

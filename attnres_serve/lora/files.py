@@ -1,8 +1,8 @@
-"""The folder of a LoRA adapter as PEFT saves it: whether all of it would be applied.
+"""Checks that vLLM would apply all of a LoRA adapter, as saved by PEFT.
 
-vLLM leaves out tables that PEFT saved beside an adapter, scales by ranks that the tensors do not
-have, fills up with zeros what is smaller than its layer, and does not look at values.  Every tensor
-of the file is used, or refused by its name.
+vLLM skips tables that PEFT saved beside an adapter, scales by ranks that the tensors do not have,
+pads small tensors with zeros, and does not check values.  Here every tensor of the file is used, or
+refused by name.
 """
 
 import json
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 HasTable = Callable[[str, "Tensor"], bool]
 CONFIG = "adapter_config.json"
-# The files of tensors that vLLM looks for, in its order.
+# The files of tensors that vLLM reads, in its order.
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-# Keys of adapter_config.json that change what an adapter computes, which vLLM does not do.
+# Keys of adapter_config.json that change what an adapter computes, unsupported in vLLM.
 UNSUPPORTED = {
     "modules_to_save": "whole layers that were trained beside it",
     "trainable_token_indices": "rows of the embedding that were trained beside it",
@@ -35,7 +35,7 @@ UNSUPPORTED = {
     "arrow_config": "Arrow routing",
     "layer_replication": "layers that are replicated",
 }
-# What only gives an adapter its first values; the others change the base's weights as well.
+# Initial values of an adapter; other kinds change the model's weights as well.
 PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 MERGE = "merge it into the weights"
 _PREFIX = "base_model.model."
@@ -46,14 +46,14 @@ _DEPTH = re.compile(r"_res_(proj|norm)$")
 
 @dataclass(frozen=True)
 class Model:
-    """What is known of the model that an adapter is for.
+    """The facts about the model that an adapter is for.
 
     Attributes:
-        needed: shapes of its weights by their names; empty if they are not known.
+        needed: shapes of its weights by their names; empty if unknown.
         most_rank: the value of --max-lora-rank.
-        has_table: whether a table of an adapter's file, which belongs to ``embed_tokens`` or
-            ``lm_head``, equals the model's.
-        dtype: in which the adapter is run; None if that is not known.
+        has_table: whether a table of an adapter's file, for ``embed_tokens`` or ``lm_head``,
+            equals the model's.
+        dtype: of the running adapter; None if unknown.
     """
 
     needed: Mapping[str, Shape]
@@ -63,11 +63,11 @@ class Model:
 
 
 def problem(folder: Path, model: Model) -> str | None:
-    """Why an adapter would not be applied whole, as the end of a sentence; None if it would be.
+    """The reason why an adapter would not be applied whole, as the end of a sentence; or None.
 
     Args:
-        folder: where PEFT saved it.
-        model: what is known of the model.
+        folder: saved by PEFT.
+        model: the facts about the model.
     """
     try:
         config = _read_config(folder)
@@ -106,13 +106,13 @@ def _check_config(config: Mapping[str, Any], most_rank: int) -> None:
             raise _NotWholeError(f"has no {key} in {CONFIG}; copy or save it again.")
     _require(_is_rank(config["r"]), "r", config["r"], "a whole number above 0")
     _require(_is_number(config["lora_alpha"]), "lora_alpha", config["lora_alpha"], "a number")
-    for name, fits, wanted in (
+    for name, fits, expected in (
         ("rank_pattern", _is_rank, "whole numbers above 0"),
         ("alpha_pattern", _is_number, "numbers"),
     ):
         pattern = config.get(name) or {}
         is_table = isinstance(pattern, dict) and all(map(fits, pattern.values()))
-        _require(is_table, name, pattern, f"an object from names of layers to {wanted}")
+        _require(is_table, name, pattern, f"an object from names of layers to {expected}")
         for key in pattern:
             _require(_is_expression(key), f"a key of {name}", key, "a regular expression")
     for key, value in config.items():
@@ -143,11 +143,11 @@ def _check_config(config: Mapping[str, Any], most_rank: int) -> None:
         )
 
 
-def _require(holds: bool, key: str, value: Any, wanted: str) -> None:
+def _require(holds: bool, key: str, value: Any, expected: str) -> None:
     if not holds:
         raise _NotWholeError(
-            f"has {json.dumps(value)} as {key} in {CONFIG}; expected {wanted}, so copy or save it "
-            "again."
+            f"has {json.dumps(value)} as {key} in {CONFIG}; expected {expected}, so copy or save "
+            "it again."
         )
 
 
@@ -180,7 +180,7 @@ def _read_tensors(folder: Path) -> dict[str, "Tensor"]:
             import torch
 
             tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # each reader has kinds of its own
+    except Exception as error:  # the readers raise various errors
         reason = str(error).partition("\n")[0]
         raise _NotWholeError(
             f"has a damaged or truncated {path.name} ({reason}); copy or save it again."
@@ -196,22 +196,22 @@ def _check_tensors(
     pairs: dict[str, dict[str, Tensor]] = {}
     embeddings = set()
     for name, tensor in tensors.items():
-        own = name.removeprefix(_PREFIX)
-        found, table = _PART.fullmatch(own), _TABLE.fullmatch(own)
-        if found:
-            _check_values(own, tensor, model.dtype)
-            pairs.setdefault(found["layer"], {})[found["part"] or found["row"]] = tensor
-            if found["row"]:
-                embeddings.add(found["layer"])
+        layer_name = name.removeprefix(_PREFIX)
+        part, table = _PART.fullmatch(layer_name), _TABLE.fullmatch(layer_name)
+        if part:
+            _check_values(layer_name, tensor, model.dtype)
+            pairs.setdefault(part["layer"], {})[part["part"] or part["row"]] = tensor
+            if part["row"]:
+                embeddings.add(part["layer"])
         elif table is None:
             raise _NotWholeError(
-                f"holds the tensor {own}, and vLLM applies lora_A and lora_B alone; save it "
+                f"holds the tensor {layer_name}, and vLLM applies lora_A and lora_B alone; save it "
                 f"without that, or {MERGE}."
             )
         elif not model.has_table(table["leaf"], tensor):
             raise _NotWholeError(
-                f"holds {own}, a table other than the model's, which vLLM would leave out; save it "
-                f"with save_embedding_layers=False if that was not trained, or {MERGE}."
+                f"holds {layer_name}, a table other than the model's, which vLLM would leave out; "
+                f"save it with save_embedding_layers=False if that was not trained, or {MERGE}."
             )
     for layer, pair in pairs.items():
         _check_pair(layer, pair, config)
@@ -236,7 +236,7 @@ def _check_values(name: str, tensor: "Tensor", dtype: "dtype | None") -> None:
 
 
 def _check_pair(layer: str, pair: Mapping[str, "Tensor"], config: Mapping[str, Any]) -> None:
-    """Check that both matrices are there, of the rank that adapter_config.json states."""
+    """Check that both matrices exist and have the rank that adapter_config.json states."""
     for part, other in (("A", "B"), ("B", "A")):
         if part not in pair:
             raise _NotWholeError(
@@ -249,7 +249,7 @@ def _check_pair(layer: str, pair: Mapping[str, "Tensor"], config: Mapping[str, A
             "it again."
         )
     stated, ranks = _stated_rank(layer, config), {down.shape[0], up.shape[1]}
-    # PEFT saves the matrices of all experts of a layer as one.
+    # PEFT saves the matrices of all experts of a layer as one matrix.
     is_of_experts = mixture_of(layer) and len(ranks) == 1 and min(ranks) % stated == 0
     if ranks != {stated} and not is_of_experts:
         raise _NotWholeError(
@@ -261,7 +261,7 @@ def _check_pair(layer: str, pair: Mapping[str, "Tensor"], config: Mapping[str, A
 def _check_layer(
     layer: str, pair: Mapping[str, "Tensor"], is_embedding: bool, needed: Mapping[str, Shape]
 ) -> None:
-    """Check that the model has the layer, in the adapter's size."""
+    """Check that the model has the layer in the adapter's size."""
     if _DEPTH.search(layer):
         raise _NotWholeError(
             f"changes {layer}, a part of depth attention, to which vLLM applies no adapter; train "
@@ -294,7 +294,7 @@ def _shapes(pair: Mapping[str, "Tensor"]) -> str:
 
 
 def _stated_rank(layer: str, config: Mapping[str, Any]) -> int:
-    """The rank of a layer by PEFT's rule: the first key that its name ends with."""
+    """The rank of a layer by PEFT's rule: the first key that matches the end of its name."""
     for key, rank in (config.get("rank_pattern") or {}).items():
         if re.match(rf"(.*\.)?({key})$", layer):
             return int(rank)

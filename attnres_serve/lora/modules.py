@@ -1,4 +1,4 @@
-"""The adapters that ``--lora-modules`` names, checked by their files before the engine starts."""
+"""Checks of the adapters in ``--lora-modules``, from their files, before the engine starts."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,34 +15,34 @@ def check(
 ) -> None:
     """Raise SettingError for an adapter that would not be applied whole.
 
-    One whose files are not on this machine is checked when it is loaded.
+    An adapter whose files are not on this machine is checked when it is loaded.
 
     Args:
         arguments: of vLLM.
         needed, has_table: of ``files.Model``.
     """
-    given = {module["name"]: module["path"] for module in arguments.lora_modules}
-    if not given:
+    paths = {module["name"]: module["path"] for module in arguments.lora_modules}
+    if not paths:
         return
     if not arguments.enable_lora:
         raise SettingError(f"{MODULES} is given without --enable-lora; give that as well.")
     names = [module["name"] for module in arguments.lora_modules]
     _check_names(names, arguments.served_model_name or [])
     model = files.Model(needed, arguments.max_lora_rank, has_table)
-    for name, place in given.items():
+    for name, place in paths.items():
         folder = Path(place).expanduser()
         if folder.is_dir():
-            found = files.problem(folder, model)
+            problem = files.problem(folder, model)
         elif folder.is_absolute() or place.count("/") != 1:  # no model id
-            found = f"is no folder at {place}; give the folder that PEFT saved."
+            problem = f"is no folder at {place}; give the folder that PEFT saved."
         else:
             continue
-        if found is not None:
-            raise SettingError(f"{refusals.name_of(name)} {found}")
+        if problem is not None:
+            raise SettingError(f"{refusals.name_of(name)} {problem}")
 
 
 def _check_names(names: list[str], served: list[str]) -> None:
-    """Requests name one thing: vLLM answers for an adapter where a model has its name, too."""
+    """Check that names are unique: vLLM answers with an adapter that has the model's name."""
     for name in names:
         if names.count(name) > 1:
             raise SettingError(f"found {name!r} twice after {MODULES}; give each its own name.")

@@ -1,7 +1,7 @@
-"""LoRA adapters that are refused.
+"""Sentences that refuse LoRA adapters.
 
-What is known before an engine starts is in ``compat.rules``, what only an adapter's own files show
-in ``lora.files``, and what only the model that takes it in ``workarounds.whole_adapters``.
+``compat.rules`` refuses before an engine starts, ``lora.files`` by the adapter's files, and
+``workarounds.whole_adapters`` by the model that loads it.
 """
 
 import re
@@ -10,16 +10,16 @@ REMEDY = "start without --enable-lora, and merge the adapter into the weights."
 
 
 def name_of(adapter: str) -> str:
-    """How the sentence begins that refuses an adapter."""
+    """The beginning of a sentence that refuses an adapter."""
     return f"the LoRA adapter {adapter!r}"
 
 
 def refusal_in(message: str, adapter: str) -> str | None:
-    """The sentence that refuses an adapter, out of what vLLM's engine says of it; None without one.
+    """The sentence of ours in vLLM's error about an adapter; None without one.
 
     Args:
-        message: of the error that the engine's client raises.
+        message: of the error from the engine's client.
         adapter: its name.
     """
-    found = re.search(rf"{re.escape(name_of(adapter))} .*\.(?=', please check|$)", message)
-    return found[0] if found else None
+    match = re.search(rf"{re.escape(name_of(adapter))} .*\.(?=', please check|$)", message)
+    return match[0] if match else None

@@ -1,7 +1,7 @@
-"""A child process: bound to whoever starts it, waited for, and ended with all that it began.
+"""A child process: bound to its parent, waited for, and ended with all its processes.
 
-As a script this file binds its process and becomes the command that follows.  So it imports nothing
-of ours, and nothing runs between a fork and its exec in a process that has threads.
+As a script, this file binds its process to the parent and then executes the command that follows.
+So it imports nothing of ours, and nothing runs between fork and exec in a process with threads.
 """
 
 import ctypes
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 HOST = "127.0.0.1"
-POLL = 0.2  # seconds between two looks at a process that starts
-PATIENCE = 60.0  # seconds for a process to end that was asked to
-LAST = 5.0  # seconds for killed processes to be gone
-TRACKER = b"multiprocessing.resource_tracker"  # ends by itself, once it has tidied up after others
+POLL = 0.2  # seconds between two checks of a starting process
+PATIENCE = 60.0  # seconds for a process to end after the request
+LAST = 5.0  # seconds for killed processes to disappear
+TRACKER = b"multiprocessing.resource_tracker"  # ends by itself after cleaning up for others
 
 
 def bind_to(parent: int, number: int) -> None:
-    """Have this process get a signal when its parent ends, however that ends.
+    """Send this process a signal when its parent ends for any reason.
 
     Args:
-        parent: the process that began this one; if it has ended already, so does this one.
+        parent: the process that started this one; if it has ended already, so does this one.
         number: the signal.
     """
     ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
@@ -39,18 +39,18 @@ def bind_to(parent: int, number: int) -> None:
 def running(
     command: Sequence[str], patience: float = PATIENCE, **options: Any
 ) -> Iterator[subprocess.Popen]:
-    """A process that is ended with the context, and with this process.
+    """A process that ends with the context, and with this process.
 
-    It is asked to end by the end of its stdin if that is a pipe, and otherwise, or if an exception
-    leaves the context, by SIGTERM.
+    If its stdin is a pipe, closing it asks the process to end.  Otherwise, or if an exception
+    leaves the context, it gets SIGTERM.
 
     Args:
-        command: its words.
+        command: its arguments.
         patience: seconds after which it is killed.
         options: of ``subprocess.Popen``.
     """
     bound = [sys.executable, "-PS", __file__, str(os.getpid()), *command]
-    with subprocess.Popen(bound, **options) as process:  # which closes its pipes
+    with subprocess.Popen(bound, **options) as process:  # closes its pipes
         by_signal = process.stdin is None
         try:
             yield process
@@ -59,7 +59,7 @@ def running(
             raise
         finally:
             if by_signal:
-                process.terminate()  # once: a second signal cuts off what a server still answers
+                process.terminate()  # once: a second signal would abort running requests
             if process.stdin is not None:
                 with suppress(BrokenPipeError):
                     process.stdin.close()
@@ -70,7 +70,7 @@ def running(
 
 
 def free_port() -> int:
-    """A port of the loopback on which nothing listens."""
+    """A free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return probe.getsockname()[1]
@@ -81,17 +81,17 @@ def serves(process: subprocess.Popen, port: int, look: Callable[[], object] = la
 
     Args:
         process: the server.
-        port: of the loopback.
-        look: called before each look at the server.
+        port: of the loopback interface.
+        look: called before each check.
     """
     from http.client import OK, HTTPConnection, HTTPException
 
     while process.poll() is None:
         look()
-        asked = HTTPConnection(HOST, port, timeout=5)
-        with suppress(OSError, HTTPException), closing(asked):
-            asked.request("GET", "/health")
-            if asked.getresponse().status == OK:
+        connection = HTTPConnection(HOST, port, timeout=5)
+        with suppress(OSError, HTTPException), closing(connection):
+            connection.request("GET", "/health")
+            if connection.getresponse().status == OK:
                 return True
         time.sleep(POLL)
     return False
@@ -100,21 +100,21 @@ def serves(process: subprocess.Popen, port: int, look: Callable[[], object] = la
 def end_session(leader: int, before: Iterable[int] = ()) -> None:
     """Kill the processes of a session, and wait until they are gone.
 
-    Multiprocessing's resource trackers are spared: they remove what the killed ones left in shared
-    memory, and end then.
+    Multiprocessing's resource trackers survive: they clean up shared memory of the killed
+    processes, and then end.
 
     Args:
-        leader: the process that began the session.
-        before: others that were in it.  If they were killed, by vLLM or not, they left something.
+        leader: the process that started the session.
+        before: earlier processes of the session; killed ones left files in shared memory.
     """
     end = time.monotonic() + LAST
     killed = {leader, *before}
     while time.monotonic() < end:
-        found = [pid for pid in members(leader) if TRACKER not in _command(pid)]
-        if not found:
+        running_pids = [pid for pid in members(leader) if TRACKER not in _command(pid)]
+        if not running_pids:
             break
-        killed.update(found)
-        for pid in found:
+        killed.update(running_pids)
+        for pid in running_pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
@@ -123,17 +123,17 @@ def end_session(leader: int, before: Iterable[int] = ()) -> None:
 
 
 def members(leader: int) -> list[int]:
-    """The processes of a session that run; zombies do not."""
-    found = []
+    """The running processes of a session, without zombies."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # In bytes: a process may be called anything.
+            # In bytes: names of processes may be invalid text.
             state, _, _, session = path.read_bytes().rpartition(b")")[2].split()[:4]
         except OSError:
             continue
         if int(session) == leader and state not in b"ZX":
-            found.append(int(path.parent.name))
-    return found
+            pids.append(int(path.parent.name))
+    return pids
 
 
 def _command(pid: int) -> bytes:
@@ -144,7 +144,7 @@ def _command(pid: int) -> bytes:
 
 
 def forget_openmp(pid: int) -> None:
-    """Remove what Intel's OpenMP keeps in shared memory for a process until it ends by itself."""
+    """Remove the shared-memory file that Intel's OpenMP leaves for a killed process."""
     Path(f"/dev/shm/__KMP_REGISTERED_LIB_{pid}_{os.getuid()}").unlink(missing_ok=True)
 
 

@@ -1,31 +1,31 @@
-"""How a process ended, in words; of a kill also whether memory may have been short."""
+"""Descriptions of the end of a process; for a kill also whether memory may have been short."""
 
 import signal
 from contextlib import suppress
 
 from attnres_serve.start import memory
 
-_KILLS_BEFORE = memory.oom_kills()  # when this process began
+_KILLS_BEFORE = memory.oom_kills()  # at the start of this process
 
 
 def how_it_ended(status: int) -> str:
-    """What an exit status says, as the end of a sentence: a signal, or the status itself.
+    """The meaning of an exit status, as the end of a sentence: a signal, or the status.
 
     Args:
-        status: as ``subprocess`` or a shell gives it.
+        status: in the convention of ``subprocess`` or a shell.
     """
     number = status - 128 if status > 128 else -status
     if number <= 0:
         return f"ended with status {status}"
-    words = f"was ended by signal {number}"
-    with suppress(ValueError):  # one without a name
-        words += f" ({signal.Signals(number).name})"
-    return words + _out_of_memory() if number == signal.SIGKILL else words
+    sentence = f"was ended by signal {number}"
+    with suppress(ValueError):  # a signal without a name
+        sentence += f" ({signal.Signals(number).name})"
+    return sentence + _out_of_memory() if number == signal.SIGKILL else sentence
 
 
 def _out_of_memory() -> str:
-    said = ", often the kernel's OOM killer"
+    guess = ", often the kernel's OOM killer"
     kills = memory.oom_kills()
     if kills is None or _KILLS_BEFORE is None:
-        return said
-    return f"{said} (OOM kills in its control group since the start: {kills - _KILLS_BEFORE})"
+        return guess
+    return f"{guess} (OOM kills in its control group since the start: {kills - _KILLS_BEFORE})"

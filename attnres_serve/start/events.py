@@ -1,7 +1,7 @@
-"""Events by which the processes of an engine tell whoever began them how far they are.
+"""Events that report the progress of an engine's processes to the process that started them.
 
-Whoever listens makes a named pipe and puts its path into the environment (``engine_log``): a
-descriptor would not be handed on to the processes that vLLM spawns.
+The listener makes a named pipe and puts its path into the environment (``engine_log``): processes
+that vLLM spawns would not inherit a descriptor.
 """
 
 import json
@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 from typing import Any
 
-# Events that end a phase of a server's start, and the name of the phase.
+# Events at the end of a phase of a server's start, and the name of the phase.
 PHASES = {
     "imported": "import vLLM",
     "built": "start the engine",
@@ -19,26 +19,26 @@ PHASES = {
     "ready": "first request",
 }
 BEGUN = dict(zip(PHASES, [*PHASES.values()][1:], strict=False))  # the phase after each event
-VARIABLE = "ATTNRES_SERVE_EVENTS"  # the path of the pipe, set where somebody listens
+VARIABLE = "ATTNRES_SERVE_EVENTS"  # the path of the pipe, set by a listener
 _held: dict[str, int] = {}  # descriptors of pipes by their paths
 
 
 def is_heard() -> bool:
-    """Whether somebody listens; vLLM's own command has nobody."""
+    """Whether there is a listener; under vLLM's command there is none."""
     return bool(os.environ.get(VARIABLE))
 
 
 def tell(event: str, **facts: Any) -> None:
-    """Tell an event; does nothing where nobody listens, and never waits.
+    """Send an event; does nothing without a listener, and never waits.
 
     Args:
-        event: a word that ``server.start.console`` or ``engine_log`` knows.
-        facts: values that JSON can hold.
+        event: an event that ``server.start.console`` or ``engine_log`` knows.
+        facts: JSON values.
     """
     if is_heard():
         path = os.environ[VARIABLE]
         line = json.dumps({"event": event, "pid": os.getpid(), **facts}) + "\n"
-        with suppress(OSError):  # whoever listened is gone
+        with suppress(OSError):  # the listener is gone
             pipe = _held[path] if path in _held else _opened(path)
             try:
                 os.write(pipe, line.encode())
@@ -48,7 +48,7 @@ def tell(event: str, **facts: Any) -> None:
 
 
 def hold() -> None:
-    """Keep the pipe open, so that a process can tell that it has no free descriptor."""
+    """Keep the pipe open, so that a process without free descriptors can report that."""
     if is_heard() and (path := os.environ[VARIABLE]) not in _held:
         with suppress(OSError):
             _held[path] = _opened(path)
@@ -59,7 +59,7 @@ def _opened(path: str) -> int:
 
 
 class _Warnings(logging.Handler):
-    """Tells what is logged as an event ``warning``."""
+    """Sends logged messages as events ``warning``."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tell("warning", text=record.getMessage())

@@ -1,4 +1,4 @@
-"""Memory that may still be taken, by the machine and by the limits of control groups."""
+"""Free memory, by the machine and by the limits of control groups."""
 
 import os
 from collections.abc import Iterator
@@ -15,11 +15,10 @@ class _Version(NamedTuple):
     """A version of control groups.
 
     Attributes:
-        folder: where they are.
-        limit, used: the files of these sizes.
-        reclaimed: the part of the use that the kernel takes back when memory is short (files that
-            were read).
-        events: the file that counts OOM kills.
+        folder: its folder.
+        limit, used: the files with these sizes.
+        reclaimed: the key of reclaimable memory (cached files).
+        events: the file with the count of OOM kills.
     """
 
     folder: str
@@ -42,32 +41,32 @@ _VERSIONS = {
 
 
 def left() -> int:
-    """Bytes that the machine and every limit of a container or a service leave."""
-    import psutil  # vLLM requires it, and nothing asks without vLLM
+    """Free bytes by the machine and every limit of a container or a service."""
+    import psutil  # vLLM requires it, and without vLLM nothing calls this
 
     return max(min([psutil.virtual_memory().available, *_left_in_groups()]), 0)
 
 
 def left_on_a_node() -> int:
-    """Bytes that are left on the memory node with processors that has the fewest of them.
+    """Free bytes on the fullest memory node with processors.
 
-    A worker on CPU takes its memory from one node.  Without nodes this is what is left.
+    A worker on CPU allocates from one node.  Without nodes this is ``left``.
     """
-    found = []
+    free = []
     for node in NODES.glob("node[0-9]*"):
         with suppress(OSError, ValueError, KeyError):
             lines = (line.split() for line in (node / "meminfo").read_text().splitlines())
-            sizes = {words[2].rstrip(":"): int(words[3]) * 1024 for words in lines}
+            sizes = {fields[2].rstrip(":"): int(fields[3]) * 1024 for fields in lines}
             if (node / "cpulist").read_text().strip():
                 files = sizes["Active(file)"] + sizes["Inactive(file)"]
-                found.append(sizes["MemFree"] + files + sizes["SReclaimable"])
-    return min([*found, left()])
+                free.append(sizes["MemFree"] + files + sizes["SReclaimable"])
+    return min([*free, left()])
 
 
 def oom_kills() -> int | None:
-    """Processes of this control group that the kernel killed because memory was short.
+    """The number of processes of this control group that the kernel's OOM killer killed.
 
-    It counts them here for whatever limit they were killed.  None if no group counts them.
+    They count here no matter which limit was reached.  None if no group counts them.
     """
     for version, top, here in _groups():
         counts = (here if here.is_dir() else top) / version.events
@@ -77,7 +76,7 @@ def oom_kills() -> int | None:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """What each group that this process is in may still take; nothing of a group without limit."""
+    """The bytes that each group of this process has left; nothing for groups without limit."""
     for version, top, here in _groups():
         for group in {top, here, *here.parents}:
             if group == top or top in group.parents:
@@ -88,9 +87,9 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def _groups() -> Iterator[tuple[_Version, Path, Path]]:
-    """The folders of the top group and of the one that this process is in, for each version.
+    """The folders of the top group and of this process's group, for each version.
 
-    A container may see its own group as the top, whatever its path is called.
+    A container may see its group as the top, under any path.
     """
     try:
         groups = [line.split(":", 2) for line in GROUPS.read_text().splitlines()]

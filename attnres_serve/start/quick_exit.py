@@ -1,7 +1,7 @@
-"""The end of a process of vLLM's without the end of its interpreter.
+"""Ending a vLLM process without finalizing its interpreter.
 
-Python takes itself apart object by object: a worker that has compiled a model needs 5 s of a core
-for that, which is when its engine kills it, and Triton then lists what it believes was leaked.
+Finalization takes 5 s of a core in a worker that has compiled a model. Then its engine kills it,
+and Triton lists supposed leaks.
 """
 
 import atexit
@@ -17,16 +17,15 @@ from typing import NoReturn
 
 from attnres_serve.start.child import forget_openmp
 
-LAST = -100  # priority among multiprocessing's finalizers; its own are 0 and above
+LAST = -100  # priority among multiprocessing's finalizers; others have 0 and above
 PATIENCE = 2.0  # seconds for threads to end; vLLM kills a worker after 5
 
 
 def instead_of_finalization() -> None:
-    """Have this process of multiprocessing's end by ``end_now`` once its target has returned.
+    """End this multiprocessing process by ``end_now`` after its target has returned.
 
-    A target that raises ends as it would without: multiprocessing shows what it raised.  So does a
-    process that was forked: its interpreter is not finalized, and what is registered with atexit is
-    its parent's.
+    A target that raises ends as usual: multiprocessing shows the exception.  So does a forked
+    process: its interpreter is not finalized, and its atexit functions belong to its parent.
     """
     if isinstance(multiprocessing.current_process(), SpawnProcess):
         util.Finalize(None, _end_orderly, exitpriority=LAST)
@@ -42,10 +41,9 @@ def _end_orderly() -> None:
 
 @contextmanager
 def instead_of_unwinding() -> Iterator[None]:
-    """Have an exception that leaves the context, or an exit, end this process by ``end_now``.
+    """End this process by ``end_now`` when an exception or an exit leaves the context.
 
-    An exit through the interpreter's end would have nanobind list what a dead engine left, in 30
-    lines.
+    In a normal exit nanobind would list leaks of a dead engine, in 30 lines.
     """
     try:
         yield
@@ -59,7 +57,7 @@ def instead_of_unwinding() -> Iterator[None]:
 
 
 def wait_for_threads(status: int) -> None:
-    """Wait as the interpreter would for threads that are no daemons; end without after a while."""
+    """Wait for non-daemon threads like the interpreter, but at most ``PATIENCE``."""
     done = threading.Event()
 
     def end_late() -> None:
@@ -72,7 +70,7 @@ def wait_for_threads(status: int) -> None:
 
 
 def end_now(status: int) -> NoReturn:
-    """Run what is registered with atexit, write what is buffered, and end this process."""
+    """Run atexit functions, flush streams, and end this process."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:

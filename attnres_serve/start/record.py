@@ -1,7 +1,7 @@
-"""Why processes of a server failed, for any of them to read: a server asks it of its dead engine.
+"""Reasons of failed processes, shared among a server's processes: a server reads its engine's.
 
-It is a file in memory, as a full disk has no room for the reason that it is full.  It ends with the
-process that made it.
+The record is a file in memory, because a full disk may be the reason.  It ends with the process
+that made it.
 """
 
 import json
@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-VARIABLE = "ATTNRES_SERVE_RECORD"  # the path of the file, set where somebody made one
+VARIABLE = "ATTNRES_SERVE_RECORD"  # the path of the file, if one was made
 NAME = "attnres-failures"
-MOST = 1 << 16  # bytes; what is older goes
+MOST = 1 << 16  # bytes; then the file is emptied
 _held: dict[str, int] = {}  # descriptors of records by their paths
 
 
@@ -22,7 +22,7 @@ def make() -> tuple[int, str]:
 
 
 def hold() -> None:
-    """Keep the record open, so that a process can write that it has no free descriptor."""
+    """Keep the record open, so that a process without free descriptors can write."""
     path = os.environ.get(VARIABLE, "")
     if path not in _held:
         with suppress(OSError):
@@ -30,7 +30,7 @@ def hold() -> None:
 
 
 def write(reason: str) -> None:
-    """Keep why this process failed, after what it wrote before; nothing without a record."""
+    """Append the reason why this process failed; does nothing without a record."""
     line = json.dumps({"pid": os.getpid(), "reason": reason}).encode() + b"\n"
     with suppress(OSError), _record() as file:
         if os.fstat(file).st_size > MOST:
@@ -39,14 +39,14 @@ def write(reason: str) -> None:
 
 
 def read() -> dict[int, str]:
-    """The last reason of each process, by its id, in the order in which they were written."""
-    found: dict[int, str] = {}
+    """The last reason of each process, by its id, in order of writing."""
+    reasons: dict[int, str] = {}
     with suppress(OSError), _record() as file:
         for line in os.pread(file, 2 * MOST, 0).splitlines():
-            told = json.loads(line)
-            found.pop(told["pid"], None)
-            found[told["pid"]] = told["reason"]
-    return found
+            entry = json.loads(line)
+            reasons.pop(entry["pid"], None)
+            reasons[entry["pid"]] = entry["reason"]
+    return reasons
 
 
 @contextmanager
@@ -61,6 +61,6 @@ def _record() -> Iterator[int]:
 
 
 def _opened(path: str) -> int:
-    if NAME not in os.readlink(path):  # whoever made it is gone, and another has its number
+    if NAME not in os.readlink(path):  # its maker is gone, and another process has the number
         raise FileNotFoundError(path)
     return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)

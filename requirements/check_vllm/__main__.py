@@ -1,9 +1,8 @@
-"""``python requirements/check_vllm VERSION``: does that vLLM have what our source asks of it?
+"""``python requirements/check_vllm VERSION``: does that vLLM have all that our source uses?
 
-Fetches its wheel and reads it: every name that is imported, every call that is
-made of such a name, every function that takes the place of one of vLLM's, and whether that is as it
-was.  Of its code only what makes its parser of flags is run: what objects are made of while vLLM
-runs is left to the tests.
+Fetches its wheel and checks every imported name, every call of such a name, and every function that
+we replace, with its hash.  Only the code of vLLM's parser of flags is run.  Tests cover objects that
+vLLM makes at run time.
 """
 
 import argparse
@@ -28,17 +27,17 @@ FOLDERS = ("attnres_serve", "kernels", "server", "benchmarks")
 
 
 def problem(use: Use, release: Release) -> str | None:
-    """What is wrong with a use, without its place; None where nothing is."""
-    found, lacks = [], []
+    """The problem of a use, without its place; None without one."""
+    things, lacks = [], []
     for path in use.paths:
         try:
-            found.append((path, release.find(path)))
+            things.append((path, release.find(path)))
         except Lack as lack:
             lacks.append(str(lack))
-    if not found:
+    if not things:
         return None if use.guard and not _has(release, use.guard) else "; ".join(lacks)
-    told = [_misfit(path, thing, use, release) for path, thing in found if thing is not None]
-    return "; ".join(filter(None, told)) or None
+    misfits = [_misfit(path, thing, use, release) for path, thing in things if thing is not None]
+    return "; ".join(filter(None, misfits)) or None
 
 
 def _has(release: Release, path: str) -> bool:
@@ -55,8 +54,8 @@ def _misfit(path: str, thing: griffe.Object, use: Use, release: Release) -> str 
         return None
     if use.call is not None:
         return _call_misfit(path, signature, use.call)
-    if use.own is not None and thing.is_function:
-        return _place_misfit(path, signature, use.own)
+    if use.ours is not None and thing.is_function:
+        return _place_misfit(path, signature, use.ours)
     return None
 
 
@@ -72,54 +71,54 @@ def _call_misfit(path: str, signature: inspect.Signature, call: ast.Call) -> str
     return None
 
 
-def _place_misfit(path: str, signature: inspect.Signature, own: ast.FunctionDef) -> str | None:
-    """An argument that may be left out may be one that our models are never given."""
-    arguments = own.args
-    ours = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    asked = [
+def _place_misfit(path: str, signature: inspect.Signature, ours: ast.FunctionDef) -> str | None:
+    """A replaced function needs only vLLM's required parameters."""
+    arguments = ours.args
+    names = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    required = [
         parameter.name
         for parameter in signature.parameters.values()
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
-    missing = [name for name in asked if name not in ours]
-    if missing and not arguments.vararg and not arguments.kwarg:  # which hand on what there is
+    missing = [name for name in required if name not in names]
+    if missing and not arguments.vararg and not arguments.kwarg:  # these pass on all arguments
         return f"{path}{signature} is replaced by a function without {', '.join(missing)}"
     return None
 
 
-def problems(release: Release, found: Iterable[Use]) -> list[str]:
-    """Of every use that the release does not bear: its place and a sentence."""
-    told = ((use.place, problem(use, release)) for use in found)
-    return [f"{place}: {text}" for place, text in dict.fromkeys(told) if text]
+def problems(release: Release, used: Iterable[Use]) -> list[str]:
+    """The place and a sentence for every use that does not fit the release."""
+    sentences = ((use.place, problem(use, release)) for use in used)
+    return [f"{place}: {text}" for place, text in dict.fromkeys(sentences) if text]
 
 
 def main() -> int:
-    """Print what is missing; 1 if something is."""
+    """Print problems; 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("version", help="of vLLM, as 0.33.0")
     parser.add_argument(
         "--tested", action="store_true", help="remember its flags, and what is replaced as it is"
     )
-    given = parser.parse_args()
-    version = given.version
-    found = [use for name in FOLDERS for use in uses(ROOT / name)]
-    found += replaced.targets(version, ROOT)
+    options = parser.parse_args()
+    version = options.version
+    used = [use for name in FOLDERS for use in uses(ROOT / name)]
+    used += replaced.targets(version, ROOT)
     with tempfile.TemporaryDirectory() as folder:
         release = Release(download(version, Path(folder)))
         flags = parsed.read(release.folder)
-        if given.tested:
+        if options.tested:
             replaced.remember(version, release)
             if flags is not None:
                 table.remember(version, flags)
-        told = problems(release, found)
+        lines = problems(release, used)
         for line in (*replaced.rows(version, release), *parsed.rows(version, flags)):
             print(line)
-    for line in told:
+    for line in lines:
         print(line.removeprefix(f"{ROOT}/"))
-    paths = {path for use in found for path in use.paths}
-    print(f"vLLM {version}: {len(paths)} names asked for, {len(told)} places do not fit.")
-    return bool(told)
+    paths = {path for use in used for path in use.paths}
+    print(f"vLLM {version}: {len(paths)} names asked for, {len(lines)} places do not fit.")
+    return bool(lines)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The flags of a release of vLLM, by its own parser: which are new, gone, or other than before?
+"""The flags of a vLLM release by its parser, and their changes since the release before.
 
-The parser is made by the release's code, beside the packages of this environment.
+The release's code makes the parser, with the packages of this environment.
 """
 
 import json
@@ -17,25 +17,25 @@ from packaging.version import Version
 from attnres_serve.compat.flags import table
 from attnres_serve.compat.flags.flag import Flag, from_row
 
-MOST = 5  # packages that a new vLLM may need besides
+MOST = 5  # further packages for a new vLLM
 
 
 def read(folder: Path) -> list[Flag] | None:
-    """The flags of the vLLM in a folder; None where its code does not run here.
+    """The flags of the vLLM in a folder; None if its code does not run here.
 
-    Packages that its metadata requires and this environment lacks are installed beside it.
+    Required packages that this environment lacks are installed in the folder.
     """
     packages = folder / "packages"
     for _ in range(MOST):
-        told = subprocess.run(
+        child = subprocess.run(
             [sys.executable, "-m", table.READING],
             env=os.environ | {"PYTHONPATH": f"{folder}:{packages}", "VLLM_TARGET_DEVICE": "cpu"},
             capture_output=True,
             text=True,
         )
-        if not told.returncode:
-            return [*map(from_row, json.loads(told.stdout.splitlines()[-1]))]
-        missing = re.search(r"No module named '(\w+)'", told.stderr)
+        if not child.returncode:
+            return [*map(from_row, json.loads(child.stdout.splitlines()[-1]))]
+        missing = re.search(r"No module named '(\w+)'", child.stderr)
         if not missing or missing[1].lower() not in _required(folder):
             return None
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
@@ -62,7 +62,7 @@ def _change(key: str, before: object, now: object) -> str:
 
 
 def rows(version: str, flags: list[Flag] | None) -> Iterator[str]:
-    """A line for each flag that is not as it was in the newest release of the table before."""
+    """A line for each flag that changed since the previous release in the table."""
     if flags is None:
         yield "flags: its parser does not run beside these packages; read them once it is installed"
         return
@@ -76,6 +76,6 @@ def rows(version: str, flags: list[Flag] | None) -> Iterator[str]:
         elif name not in old:
             yield f"flag {new[name].long}: new since {before}"
         elif (a := vars(old[name])) != (b := vars(new[name])):
-            told = ", ".join(_change(key, a[key], b[key]) for key in a if a[key] != b[key])
-            yield f"flag {new[name].long}: {told}"
+            changes = ", ".join(_change(key, a[key], b[key]) for key in a if a[key] != b[key])
+            yield f"flag {new[name].long}: {changes}"
     yield f"vLLM {version}: {len(new)} flags, {len({*new} - {*old})} new since {before}"

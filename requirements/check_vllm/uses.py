@@ -1,4 +1,4 @@
-"""What our source asks of vLLM: names, calls, and functions that take the place of vLLM's."""
+"""Our source's uses of vLLM: names, calls, and replacements of vLLM's functions."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 PATH = re.compile(r"vllm(\.\w+)+(:\w+)?")
-# Strings that look like modules and are none: groups of entry points, and our logger.
+# Strings that look like modules but are none: groups of entry points, and our logger.
 NO_MODULES = re.compile(r"vllm\.(\w+_plugins|attnres_serve)")
 LACKS = {"AttributeError", "Exception", "ImportError", "ModuleNotFoundError"}
 
@@ -19,33 +19,33 @@ class Use:
 
     Attributes:
         place: file and line.
-        paths: dotted paths, of which vLLM must have one; several where branches import one name.
-        call: what the thing is called with, if it is called.
-        own: our function that takes its place, if one does.
-        guard: what may be lacking, and with it all that is in it: its import hears an ImportError.
+        paths: dotted paths, of which vLLM must have one; several if branches import one name.
+        call: the call, if it is one.
+        ours: our function that replaces it, if any.
+        guard: a path that may be missing with all in it, because its import handles ImportError.
     """
 
     place: str
     paths: tuple[str, ...]
     call: ast.Call | None = None
-    own: ast.FunctionDef | None = None
+    ours: ast.FunctionDef | None = None
     guard: str | None = None
 
 
 @dataclass
 class Source(ast.NodeVisitor):
-    """A file of ours; ``names`` are what it calls vLLM's modules, classes and functions.
+    """A file of ours; ``names`` are its names of vLLM's modules, classes and functions.
 
-    What is asked where its lack is provided for is left out: the body of a ``try`` that hears an
-    ImportError or AttributeError, and attributes that ``hasattr`` or ``getattr`` asks for.
+    Uses that handle a missing name are left out: the body of a ``try`` that handles ImportError or
+    AttributeError, and attributes in ``hasattr`` or ``getattr``.
     """
 
     name: str
     names: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
+    optional: set[str] = field(default_factory=set)
     guarded: set[str] = field(default_factory=set)
-    found: list[Use] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
 
     def read(self, tree: ast.Module) -> list[Use]:
         for node in ast.walk(tree):
@@ -57,12 +57,12 @@ class Source(ast.NodeVisitor):
             if isinstance(node, ast.Call) and _name(node.func) in ("hasattr", "getattr"):
                 thing, attribute = node.args[:2]
                 if isinstance(attribute, ast.Constant):
-                    self.asked |= {f"{path}.{attribute.value}" for path in self.paths(thing)}
+                    self.optional |= {f"{path}.{attribute.value}" for path in self.paths(thing)}
         self.visit(tree)
         return [
             replace(use, guard=self._guard(use))
-            for use in self.found
-            if not self.asked.issuperset(use.paths)
+            for use in self.uses
+            if not self.optional.issuperset(use.paths)
         ]
 
     def _guard(self, use: Use) -> str | None:
@@ -80,7 +80,7 @@ class Source(ast.NodeVisitor):
                 self.names[alias.asname or path.rpartition(".")[2]].append(path)
 
     def paths(self, node: ast.AST) -> tuple[str, ...]:
-        """What a name or a chain of attributes stands for; nothing where it is not vLLM's."""
+        """The paths of a name or a chain of attributes; empty if it is not vLLM's."""
         rest: list[str] = []
         while isinstance(node, ast.Attribute):
             rest.insert(0, node.attr)
@@ -90,7 +90,7 @@ class Source(ast.NodeVisitor):
 
     def _add(self, node: ast.AST, paths: tuple[str, ...], **more) -> None:
         if paths:
-            self.found.append(Use(f"{self.name}:{getattr(node, 'lineno', 0)}", paths, **more))
+            self.uses.append(Use(f"{self.name}:{getattr(node, 'lineno', 0)}", paths, **more))
 
     def visit_Try(self, node: ast.Try) -> None:
         heard = {
@@ -129,21 +129,21 @@ class Source(ast.NodeVisitor):
             isinstance(value, ast.Call) and value.args
         ):  # a function made a property or a classmethod
             value = value.args[0]
-        own = self.functions.get(_name(value))
+        ours = self.functions.get(_name(value))
         for target in node.targets:
-            if own and isinstance(target, ast.Attribute):
-                self._add(target, self.paths(target), own=own)
+            if ours and isinstance(target, ast.Attribute):
+                self._add(target, self.paths(target), ours=ours)
         self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for base in node.bases:
             for function in node.body:
-                # Only we make instances of ours.
+                # Only our code makes instances of our classes.
                 if isinstance(function, ast.FunctionDef) and function.name != "__init__":
-                    # vLLM need not have it; if it has, ours takes its place.
+                    # vLLM need not have it; if it does, ours replaces it.
                     paths = tuple(f"{path}.{function.name}" for path in self.paths(base))
                     self.guarded |= set(paths)
-                    self._add(function, paths, own=function)
+                    self._add(function, paths, ours=function)
         self.generic_visit(node)
 
     def visit_keyword(self, node: ast.keyword) -> None:
@@ -161,6 +161,6 @@ def _name(node: ast.AST | None) -> str:
 
 
 def uses(folder: Path) -> Iterator[Use]:
-    """Everything that the Python files under a folder ask of vLLM."""
+    """All uses of vLLM in the Python files under a folder."""
     for path in sorted(folder.rglob("*.py")):
         yield from Source(str(path)).read(ast.parse(path.read_text()))

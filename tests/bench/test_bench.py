@@ -231,7 +231,7 @@ def test_the_baseline_has_no_plugin_and_the_engines_equal_threads(tmp_path, monk
 
 TELLS = """
 from attnres_serve.start import failures
-with failures.told():
+with failures.reported():
     raise ValueError("no\\nroom")
 """
 WRITES = "import sys; sys.stderr.write({!r})"

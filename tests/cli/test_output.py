@@ -66,7 +66,7 @@ def test_a_library_is_not_heard_and_the_command_is(
 
 TELLS = """
 from attnres_serve.start import failures
-with failures.told():
+with failures.reported():
     raise MemoryError("9 GiB are too many")
 """
 

@@ -630,8 +630,8 @@ def test_sharded_sites_are_asked_for_by_flags() -> None:
     parser = argparse.ArgumentParser()
     settings.add_arguments(parser)
     words = ["--attnres-shard-sites", "on", "--attnres-shard-tokens", "64"]
-    assert settings.shard_tokens(settings.given(vars(parser.parse_args(words)))) == 64
-    assert settings.shard_tokens(settings.given(vars(parser.parse_args(words[2:])))) is None
+    assert settings.shard_tokens(settings.from_flags(vars(parser.parse_args(words)))) == 64
+    assert settings.shard_tokens(settings.from_flags(vars(parser.parse_args(words[2:])))) is None
 
 
 @pytest.mark.parametrize(
@@ -682,8 +682,10 @@ def test_traces_are_turned_off_by_a_flag() -> None:
     """And by the key that it becomes; without it they are on."""
     parser = argparse.ArgumentParser()
     settings.add_arguments(parser)
-    assert settings.given(vars(parser.parse_args(["--disable-trace"]))) == {"attnres_trace": "off"}
-    assert settings.given(vars(parser.parse_args([]))) == {}
+    assert settings.from_flags(vars(parser.parse_args(["--disable-trace"]))) == {
+        "attnres_trace": "off"
+    }
+    assert settings.from_flags(vars(parser.parse_args([]))) == {}
     assert not settings.traces({"attnres_trace": "off"})
     assert settings.traces({"attnres_trace": "on"}) and settings.traces(None)
 

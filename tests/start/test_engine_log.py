@@ -83,7 +83,7 @@ class Unsupported(Exception):
     ids=["two lines", "a sentence", "no words", "a key", "of a module", "long", "ours", "one word"],
 )
 def test_a_reason_is_part_of_a_sentence(log, error, said):
-    with pytest.raises(type(error)), failures.told():
+    with pytest.raises(type(error)), failures.reported():
         raise error
     assert log.reason == said
 
