@@ -98,7 +98,7 @@ def on_config(vllm_config) -> None:
     from attnres_serve.checkpoints import aux_stream, draft, needs
     from attnres_serve.checkpoints.checked import check_folder, check_hub
     from attnres_serve.compat import prepare, rules
-    from attnres_serve.compat.asked import Asked
+    from attnres_serve.compat.engine_facts import EngineFacts
     from attnres_serve.model import config as model_config
 
     warning = versions.untested()
@@ -110,10 +110,10 @@ def on_config(vllm_config) -> None:
     method = engine_config.speculation_method(vllm_config)
     if method is not None:
         draft.require_method(method)
-    asked = Asked(vllm_config)
-    rules.require(asked)
-    family, config = asked.family, asked.model
-    _ = asked.shapes  # raises if a size is not stated
+    facts = EngineFacts(vllm_config)
+    rules.require(facts)
+    family, config = facts.family, facts.model
+    _ = facts.shapes  # raises if a size is not stated
     if family.has_float32_states:
         engine_config.keep_states_in_float32(vllm_config)
     engine_config.require_safetensors(vllm_config)

@@ -1,4 +1,4 @@
-"""pip install by uv: ``python requirements/install.py ARGUMENTS``, in the environment of that Python.
+"""pip install by uv: ``python requirements/install.py ARGUMENTS``, for the Python that runs it.
 
 Without arguments it installs pip and uv in the environment.
 

@@ -80,7 +80,7 @@ class Lifecycle:
         self._client, self._state = client, state
         self._loop = asyncio.get_running_loop()
         if not engine_config.is_only_api_server(client.vllm_config):
-            self._beside = engines_beside.found()
+            self._beside = engines_beside.running()
         openai_app.on_shutdown(client, self.drain)
         self._warming = asyncio.create_task(self._warm_up())
         await asyncio.wait([self._warming], timeout=WARM_UP)

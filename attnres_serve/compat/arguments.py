@@ -19,18 +19,18 @@ class Arguments:
     """Values of vLLM's flags, each under vLLM's name, with vLLM's default where it is not given.
 
     Attributes:
-        given: all values that are given, also those without an attribute, and of flags of ours.
+        values: all values that are given, also those without an attribute, and of flags of ours.
         unknown: words that belong to no flag that is known; they are left to vLLM.
-        words: what vLLM's parser is to be given, without the model and flags of ours.
+        vllm_argv: what vLLM's parser is to be given, without the model and flags of ours.
         places: the line of a file, or the variable, in which a value is stated; none for the
             command line.
         max_model_len, kv_cache_memory_bytes: with ``k`` or ``K`` counted; -1 stands for ``auto``.
         lora_modules: each with ``name`` and ``path``.
     """
 
-    given: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    vllm_argv: tuple[str, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
     api_key: list[str] | None = None
     block_size: int | None = None
@@ -72,12 +72,12 @@ class Arguments:
     @property
     def length(self) -> int | None:
         """Tokens of the longest sequence; None where that is not given, or as many as fit."""
-        asked = self.max_model_len
-        return None if asked is None or asked < 1 else asked
+        limit = self.max_model_len
+        return None if limit is None or limit < 1 else limit
 
     def has(self, *names: str) -> bool:
         """Whether one of some values is given, and is not ``None``."""
-        return any(self.given.get(name) is not None for name in names)
+        return any(self.values.get(name) is not None for name in names)
 
     @contextmanager
     def placed(self) -> Iterator[None]:
@@ -92,8 +92,8 @@ class Arguments:
 
     def _places_of(self, error: Exception) -> list[str]:
         """Where the flags are stated that a refusal names, or else the model that it is about."""
-        found = re.findall(r"--(?:no-)?([a-z0-9-]+)|([a-z0-9]+(?:_[a-z0-9]+)+)", str(error))
-        names = [(flag or name).replace("-", "_") for flag, name in found]
+        matches = re.findall(r"--(?:no-)?([a-z0-9-]+)|([a-z0-9]+(?:_[a-z0-9]+)+)", str(error))
+        names = [(flag or name).replace("-", "_") for flag, name in matches]
         if not {*names} & {*self.places} and isinstance(error, CheckpointError):
             names = ["model"]
         return [self.places[name] for name in names if name in self.places]
@@ -104,7 +104,7 @@ NAMES = {one.name for one in fields(Arguments)}
 
 def of_serve(
     checkpoint: str | None,
-    words: Sequence[str],
+    argv: Sequence[str],
     ours: Sequence[Flag],
     environment: Mapping[str, str] | None,
     others: Collection[str] = (),
@@ -113,7 +113,7 @@ def of_serve(
 
     Args:
         checkpoint: given by its place instead of ``--model``; None if it is not.
-        words: flags, ours and vLLM's, and their values.
+        argv: flags, ours and vLLM's, and their values.
         ours: flags that are not vLLM's.
         environment: variables, in which they may be stated as well; None to read none.
         others: names of flags that a suggestion may name besides.
@@ -122,54 +122,54 @@ def of_serve(
         SettingError: one of them would be refused, in one sentence.
     """
     if checkpoint is not None:
-        if any(spelling.is_flag(word, spelling.MODEL) for word in words):
+        if any(spelling.is_flag(word, spelling.MODEL) for word in argv):
             raise SettingError(
                 f"found {spelling.MODEL} beside the checkpoint {checkpoint!r}; give the checkpoint "
                 "once, right after the command."
             )
-        words = [f"{spelling.MODEL}={checkpoint}", *words]
-    return _arguments(words, ours, others, environment)
+        argv = [f"{spelling.MODEL}={checkpoint}", *argv]
+    return _arguments(argv, ours, others, environment)
 
 
-def of_server(words: Sequence[str]) -> Arguments:
+def of_server(argv: Sequence[str]) -> Arguments:
     """The arguments of a server of the installed vLLM.
 
     Args:
-        words: flags of vLLM's and their values.
+        argv: flags of vLLM's and their values.
 
     Raises:
         SettingError: vLLM would refuse them, in one sentence.
     """
-    return _arguments(words)
+    return _arguments(argv)
 
 
 def of_engine(
-    words: Sequence[str], ours: Sequence[Flag] = (), others: Collection[str] = ()
+    argv: Sequence[str], ours: Sequence[Flag] = (), others: Collection[str] = ()
 ) -> Arguments:
     """The same of an engine alone, which has fewer flags.
 
     Args:
-        words: flags and their values.
+        argv: flags and their values.
         ours: flags that are not vLLM's.
         others: names of flags that a suggestion may name besides.
     """
     of_others = {
         word for flag in table.of_installed()[0] if not flag.of_engine for word in flag.spellings
     }
-    for name in (spelling.dashed(word).partition("=")[0] for word in words):
+    for name in (spelling.dashed(word).partition("=")[0] for word in argv):
         if name in of_others - {spelling.CONFIG}:
             raise SettingError(f"found {name}, which is no flag of an engine alone; leave it out.")
-    return _arguments(words, ours, others, of_engine=True)
+    return _arguments(argv, ours, others, of_engine=True)
 
 
-def among(words: Sequence[str]) -> Arguments:
+def among(argv: Sequence[str]) -> Arguments:
     """The arguments of a server among words of which others are not vLLM's.
 
     Raises:
         SettingError: a flag of vLLM's has a value that it does not take.
     """
     flags, _ = table.of_installed()
-    return _made(parser.read(words, flags, takes_any=True), flags)
+    return _made(parser.read(argv, flags, takes_any=True), flags)
 
 
 def without_flags(environment: Mapping[str, str]) -> dict[str, str]:
@@ -178,7 +178,7 @@ def without_flags(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _arguments(
-    words: Sequence[str],
+    argv: Sequence[str],
     ours: Sequence[Flag] = (),
     others: Collection[str] = (),
     environment: Mapping[str, str] | None = None,
@@ -186,13 +186,13 @@ def _arguments(
 ) -> Arguments:
     flags, is_whole = table.of_installed()
     had = [flag for flag in flags if flag.of_engine or not of_engine]
-    return _made(parser.read(words, had, ours, environment, others, takes_any=not is_whole), had)
+    return _made(parser.read(argv, had, ours, environment, others, takes_any=not is_whole), had)
 
 
-def _made(found: parser.Found, flags: Sequence[Flag]) -> Arguments:
+def _made(line: parser.CommandLine, flags: Sequence[Flag]) -> Arguments:
     """The arguments of a command line; a value that vLLM alone can read is not known."""
     known = NAMES & {flag.name for flag in flags if flag.kind}
-    values = {name: value for name, value in found.values.items() if name in known}
+    values = {name: value for name, value in line.values.items() if name in known}
     if names := values.get("served_model_name"):
         values["served_model_name"] = [name for name in names if name is not None]
-    return Arguments(found.values, found.unknown, found.words, found.places, **values)
+    return Arguments(line.values, line.unknown, line.vllm_argv, line.places, **values)

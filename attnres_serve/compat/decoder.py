@@ -123,10 +123,10 @@ def parameter(model, name: str) -> Any:
     """The parameter that holds a tensor, by its house name, or that it is fused into; or None."""
     packed = getattr(model, "packed_modules_mapping", {})  # vLLM's Mamba2 fuses nothing
     fused = {part: whole for whole, parts in packed.items() for part in parts}
-    found = model
+    target = model
     for part in name.split("."):
-        found = getattr(found, fused.get(part, part), None)
-    return found
+        target = getattr(target, fused.get(part, part), None)
+    return target
 
 
 def unfilled(model, loaded: Collection[str]) -> list[str]:

@@ -48,20 +48,20 @@ def capability() -> tuple[int, int] | None:
         return None
     import torch
 
-    found: tuple[int, int] = torch.cuda.get_device_capability()
-    return found
+    version: tuple[int, int] = torch.cuda.get_device_capability()
+    return version
 
 
 def _of_platform() -> Kind:
     from vllm.platforms import current_platform as platform
 
-    asked = {
+    checks = {
         Kind.CPU: platform.is_cpu,
         Kind.CUDA: platform.is_cuda,
         Kind.ROCM: platform.is_rocm,
         Kind.XPU: platform.is_xpu,
     }
-    return next((kind for kind, answer in asked.items() if answer()), Kind.OTHER)
+    return next((kind for kind, answer in checks.items() if answer()), Kind.OTHER)
 
 
 # How vLLM's builds for other devices than CUDA end their version; a build for none is "empty".

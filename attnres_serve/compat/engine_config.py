@@ -66,19 +66,21 @@ def head_of_another(vllm_config) -> str | None:
     return another(names, model.revision, drafts.model, drafts.revision)
 
 
-def another(served: Iterable[str], revision: str | None, name: str, own: str | None) -> str | None:
+def another(
+    served: Iterable[str], revision: str | None, name: str, its_revision: str | None
+) -> str | None:
     """A checkpoint as a person is told of it; None where it is the one that is served.
 
     Args:
         served: the names of the served one.
         revision: its branch, tag or commit.
         name: the checkpoint's, or its folder.
-        own: its branch, tag or commit.
+        its_revision: its branch, tag or commit.
     """
     if Path(name) not in map(Path, served):
         return name
     is_folder = Path(name).is_dir()  # which has no revisions
-    return None if own == revision or is_folder else f"{name} at revision {own}"
+    return None if its_revision == revision or is_folder else f"{name} at revision {its_revision}"
 
 
 WORKER_EXTENSION = "attnres_serve.worker.WorkerExtension"
@@ -135,10 +137,10 @@ def keep_states_in_float32(vllm_config) -> None:
 
 def tell_origin(vllm_config) -> None:
     """Have vLLM's compile-cache key tell what this worker's code is compiled from and for."""
-    told = [fingerprint.source()]
+    origin = [fingerprint.source()]
     if device.is_cpu():
-        told += [fingerprint.processor(), fingerprint.vectors()]
-    set_additional(vllm_config, "compiled_by_attnres", " ".join(told))
+        origin += [fingerprint.processor(), fingerprint.vectors()]
+    set_additional(vllm_config, "compiled_by_attnres", " ".join(origin))
 
 
 def set_additional(vllm_config, key: str, value: str) -> None:
@@ -146,21 +148,21 @@ def set_additional(vllm_config, key: str, value: str) -> None:
     vllm_config.additional_config = {**(vllm_config.additional_config or {}), key: value}
 
 
-def require_few_logprobs(vllm_config, field: str, wanted: int | None) -> None:
+def require_few_logprobs(vllm_config, field: str, count: int | None) -> None:
     """Refuse to name more tokens of a trace than the engine does for other requests.
 
     Args:
         vllm_config: the engine's.
         field: what asks for them.
-        wanted: how many of the most probable tokens are to be named; None for no logprobs.
+        count: how many of the most probable tokens are to be named; None for no logprobs.
 
     Raises:
         SettingError: there are too many.
     """
     config = vllm_config.model_config
     limit = config.get_vocab_size() if config.max_logprobs == -1 else config.max_logprobs
-    if wanted is not None and wanted > limit:
-        raise SettingError(f"{field} is {wanted}; expected at most {limit} (--max-logprobs).")
+    if count is not None and count > limit:
+        raise SettingError(f"{field} is {count}; expected at most {limit} (--max-logprobs).")
 
 
 def longest_answer(vllm_config, max_tokens: int) -> int:
@@ -202,8 +204,8 @@ def current(vllm_config) -> AbstractContextManager[None]:
     """Have vLLM's layers read this configuration while they are loaded."""
     from vllm.config import set_current_vllm_config
 
-    found: AbstractContextManager[None] = set_current_vllm_config(vllm_config)
-    return found
+    context: AbstractContextManager[None] = set_current_vllm_config(vllm_config)
+    return context
 
 
 def is_in_this_process(engine) -> bool:

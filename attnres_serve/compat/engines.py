@@ -11,14 +11,14 @@ from attnres_serve.families import layout_of
 
 @contextmanager
 def recorded_engine(
-    checkpoint: str, longest: int, own: dict[str, str], dtype: str
+    checkpoint: str, longest: int, settings: dict[str, str], dtype: str
 ) -> Iterator[tuple[Layout, Callable]]:
     """An eager engine in this process whose norms are listened to.
 
     Args:
         checkpoint: folder.
         longest: tokens of the longest prompt; each prompt is one forward pass.
-        own: settings of ours for ``additional_config``.
+        settings: settings of ours for ``additional_config``.
         dtype: of weights and activations.
 
     Yields:
@@ -43,7 +43,7 @@ def recorded_engine(
                 enforce_eager=True,
                 enable_prefix_caching=False,
                 distributed_executor_backend="uni",
-                additional_config=own,
+                additional_config=settings,
             )
     except ValidationError as error:
         raise SettingError(engine_config.reasons(error)) from None
@@ -53,25 +53,25 @@ def recorded_engine(
     layout = layout_of(getattr(config, "attn_res_config", None) or config.to_dict())
     norms = [decoder.of(model).get_submodule(path) for path in layout.norms]
     received: list[torch.Tensor] = []
-    given: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
 
     def before(module, args) -> None:  # the norm may write over what it received
         received.append(args[0].clone())
 
     def after(module, args, output) -> None:
-        given.append((output[0] if isinstance(output, tuple) else output).clone())
+        outputs.append((output[0] if isinstance(output, tuple) else output).clone())
 
     handles = [norm.register_forward_pre_hook(before) for norm in norms]
     handles += [norm.register_forward_hook(after) for norm in norms]
 
     def record(ids: list[int]):
         received.clear()
-        given.clear()
+        outputs.clear()
         once = SamplingParams(temperature=0, max_tokens=1)
         llm.generate([{"prompt_token_ids": ids}], once, use_tqdm=False)
-        if any([*map(len, each)] != [len(ids)] * len(norms) for each in (received, given)):
+        if any([*map(len, each)] != [len(ids)] * len(norms) for each in (received, outputs)):
             raise RuntimeError("the engine did not run the prompt in one forward pass")
-        return [*received], [*given], torch.as_tensor(model.compute_logits(given[-1]))
+        return [*received], [*outputs], torch.as_tensor(model.compute_logits(outputs[-1]))
 
     try:
         yield layout, record

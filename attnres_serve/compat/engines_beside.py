@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 
-def found() -> list[Any]:
+def running() -> list[Any]:
     """The engines that the parent of this process runs, as psutil's processes."""
     import psutil  # vLLM requires it
 

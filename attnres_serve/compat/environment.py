@@ -51,15 +51,15 @@ def make_usable() -> None:
 def _readers() -> Mapping[str, Callable[[], object]]:
     """Functions by which vLLM reads variables, by their names; empty where they cannot be told."""
     try:
-        found: Mapping[str, Callable[[], object]] = source.module("envs.py").environment_variables
+        readers: Mapping[str, Callable[[], object]] = source.module("envs.py").environment_variables
     except (ImportError, AttributeError):  # of a version that was not seen
         return {}
-    return found
+    return readers
 
 
 def _validate(name: str, value: str, read: Callable[[], object]) -> None:
     try:
-        found = read()
+        result = read()
     except ImportError:
         return
     except Exception as error:
@@ -67,20 +67,20 @@ def _validate(name: str, value: str, read: Callable[[], object]) -> None:
             del os.environ[name]
             return
         raise SettingError(f"{name} is {value!r}, {_advice(name, value, str(error))}") from None
-    if name.endswith("_PORT") and isinstance(found, int) and found not in PORTS:
+    if name.endswith("_PORT") and isinstance(result, int) and result not in PORTS:
         raise SettingError(
             f"{name} is {value!r}, and expected is a port from 0 to {PORTS[-1]}; correct or unset "
             "it."
         )
 
 
-def _advice(name: str, value: str, said: str) -> str:
+def _advice(name: str, value: str, reason: str) -> str:
     """What to do about a value that vLLM cannot read.
 
     Args:
         name: of the variable.
         value: of the variable.
-        said: what vLLM or Python says of it.
+        reason: what vLLM or Python says of it.
     """
     if re.match(r"\w+://", value):
         service = name.partition("_")[0].lower()
@@ -88,13 +88,13 @@ def _advice(name: str, value: str, said: str) -> str:
             f"which Kubernetes sets where a Service is called {service}; unset it, rename the "
             "Service, or set enableServiceLinks: false."
         )
-    expected = next((what for text, what in _EXPECTED.items() if text in said), None)
+    expected = next((what for text, what in _EXPECTED.items() if text in reason), None)
     if expected is None:
-        return f"which vLLM cannot read ({' '.join(said.split())}); correct or unset it."
+        return f"which vLLM cannot read ({' '.join(reason.split())}); correct or unset it."
     return f"and expected is {expected}{' of GiB' if name == CACHE else ''}; correct or unset it."
 
 
-def _short_folder(given: str) -> str:
+def _short_folder(folder: str) -> str:
     """A folder for sockets instead of one with a long path.
 
     Raises:
@@ -104,7 +104,7 @@ def _short_folder(given: str) -> str:
     if os.environ.get(SOCKETS) or short is None:
         which = SOCKETS if os.environ.get(SOCKETS) else "the folder for temporary files (TMPDIR)"
         raise SettingError(
-            f"{which} is {given}, {len(os.fsencode(given))} bytes long; sockets need at most "
+            f"{which} is {folder}, {len(os.fsencode(folder))} bytes long; sockets need at most "
             f"{LONGEST}, so name a folder with a shorter path in {SOCKETS}."
         )
     return short

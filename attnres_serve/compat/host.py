@@ -15,9 +15,9 @@ def logger() -> Logger:
     """
     from vllm.logger import init_logger
 
-    found = init_logger("vllm.attnres_serve")
-    found.addHandler(events.WARNINGS)  # anew: a configuration of logging drops it
-    return found
+    log = init_logger("vllm.attnres_serve")
+    log.addHandler(events.WARNINGS)  # anew: a configuration of logging drops it
+    return log
 
 
 def batch_invariant() -> bool:

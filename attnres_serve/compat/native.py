@@ -25,22 +25,22 @@ class Native(NamedTuple):
     key: str = ""
 
 
-def is_left_to_vllm(format_name: str, own: Native, wanted: str) -> bool:
+def is_left_to_vllm(format_name: str, native: Native, choice: str) -> bool:
     """Whether vLLM's own class serves a checkpoint.
 
     Args:
         format_name: its format.
-        own: what shows that vLLM serves it.
-        wanted: ``on``, ``off``, or ``auto``, which is on where vLLM has a class for the device.
+        native: what shows that vLLM serves it.
+        choice: ``on``, ``off``, or ``auto``, which is on where vLLM has a class for the device.
 
     Raises:
         SettingError: it was asked for where vLLM has no such class.
     """
-    if wanted == "off":
+    if choice == "off":
         return False
-    if _is_for_this_device() and _has_class(own):
+    if _is_for_this_device() and _has_class(native):
         return True
-    if wanted == "on":
+    if choice == "on":
         raise SettingError(
             f"attnres_native is 'on', and this vLLM has no Attention Residuals of its own for the "
             f"{format_name} format on this device; leave it out."
@@ -48,11 +48,11 @@ def is_left_to_vllm(format_name: str, own: Native, wanted: str) -> bool:
     return False
 
 
-def served_by(own: Native) -> str:
+def served_by(native: Native) -> str:
     """Whose class serves a checkpoint on this device if nothing is asked for, and why."""
     if not _is_for_this_device():
         return "this project's class, because vLLM's own needs CUDA or ROCm"
-    if _has_class(own):
+    if _has_class(native):
         return (
             f"vLLM's own class, because this is {device.kind()}; --attnres-native off takes this "
             "project's"
@@ -65,12 +65,12 @@ def _is_for_this_device() -> bool:
     return device.kind() in (device.Kind.CUDA, device.Kind.ROCM)
 
 
-def _has_class(own: Native) -> bool:
+def _has_class(native: Native) -> bool:
     """Whether vLLM has it; an older class does not read the key and has standard residuals."""
-    if not own.config_class:
-        return find_spec(own.module) is not None
+    if not native.config_class:
+        return find_spec(native.module) is not None
     try:
-        config = getattr(importlib.import_module(own.module), own.config_class)
+        config = getattr(importlib.import_module(native.module), native.config_class)
     except (ImportError, AttributeError):
         return False
-    return own.key in inspect.signature(config.__init__).parameters
+    return native.key in inspect.signature(config.__init__).parameters

@@ -143,7 +143,7 @@ def read_http_by(protocol: str) -> None:
     from uvicorn.config import HTTP_PROTOCOLS
 
     if find_spec("httptools"):
-        PROTOCOL.apply_to(HTTP_PROTOCOLS, lambda own: protocol)
+        PROTOCOL.apply_to(HTTP_PROTOCOLS, lambda original: protocol)
 
 
 def refuse_bodies_by(handler: Callable) -> None:
@@ -151,7 +151,7 @@ def refuse_bodies_by(handler: Callable) -> None:
 
     vLLM sets its own when plugins have attached their routes.
     """
-    replace(BODIES, make=lambda own: handler).apply()
+    replace(BODIES, make=lambda original: handler).apply()
 
 
 def header_bounds(config) -> tuple[int, int]:
@@ -174,10 +174,10 @@ def adapters_of_invocations(endpoint: Callable) -> list:
     Raises:
         TypeError: it closes over none.
     """
-    found = list(_adapters(endpoint))
-    if not found:
+    adapters = list(_adapters(endpoint))
+    if not adapters:
         raise TypeError(f"{INVOCATIONS} has no adapters")
-    return found
+    return adapters
 
 
 def _adapters(value) -> Iterator:

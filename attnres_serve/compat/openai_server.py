@@ -99,11 +99,11 @@ def _refuse(problem: str) -> NoReturn:
     raise SettingError(f"{problem}; `attnres-serve serve --help=all` has every flag.")
 
 
-def weight_transfer(words: Sequence[str]) -> dict[str, Any]:
+def weight_transfer(argv: Sequence[str]) -> dict[str, Any]:
     """The default of vLLM's flag for a server that receives weights.
 
     Args:
-        words: flags of vLLM's.
+        argv: flags of vLLM's.
 
     Raises:
         SettingError: this vLLM has no such routes.
@@ -119,7 +119,7 @@ def run_server(
     model: str,
     defaults: dict[str, Any],
     arguments: list[str],
-    own: dict[str, str],
+    settings: dict[str, str],
     keys: Sequence[str] = (),
     policy: Any = None,
 ) -> None:
@@ -131,7 +131,7 @@ def run_server(
         model: what to serve.
         defaults: values of flags that neither the arguments nor a configuration file give.
         arguments: flags of vLLM's server.
-        own: settings of ours for ``additional_config``.
+        settings: settings of ours for ``additional_config``.
         keys: API keys, instead of ``--api-key``.
         policy: for the endpoint plugin, which finds it by ``policy_of``.
 
@@ -166,7 +166,7 @@ def run_server(
         )
     args.api_key = [Secret(key) for key in keys or args.api_key or ()] or None
     setattr(args, POLICY, policy)
-    for key, value in own.items():
+    for key, value in settings.items():
         engine_config.set_additional(args, key, value)
     if hasattr(vllm_logger, "configure_logging_from_args"):  # 0.31; before, there are no such flags
         vllm_logger.configure_logging_from_args(args)

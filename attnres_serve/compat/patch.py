@@ -95,11 +95,13 @@ class Patch:
         _applied[key] = _at(owner, name)
 
     def _lacks(self, name: str) -> None:
-        found = _version(self.library)
-        said = f"found no {name} in {self.library} {found}, which is replaced because {self.why}"
-        if self.library == "vllm" and versions.minor(found) <= versions.NEWEST:
-            raise SettingError(f"{said}; install {self.library} as it was released.")
-        _warn(f"AttnRes: {said}: what it mends may be wrong.")
+        version = _version(self.library)
+        sentence = (
+            f"found no {name} in {self.library} {version}, which is replaced because {self.why}"
+        )
+        if self.library == "vllm" and versions.minor(version) <= versions.NEWEST:
+            raise SettingError(f"{sentence}; install {self.library} as it was released.")
+        _warn(f"AttnRes: {sentence}: what it mends may be wrong.")
 
 
 def _put(owner: Any, name: str, make: Callable[[Any], Any] | None) -> None:
@@ -119,13 +121,13 @@ def place(target: str) -> tuple[Any, str]:
     module, _, path = target.partition(":")
     *owners, name = path.split(".")
     try:
-        found: Any = import_module(module)
+        thing: Any = import_module(module)
         for owner in owners:
-            found = getattr(found, owner)
-        _at(found, name)
+            thing = getattr(thing, owner)
+        _at(thing, name)
     except (ImportError, AttributeError):
         raise Missing(target.replace(":", ".")) from None
-    return found, name
+    return thing, name
 
 
 def _at(owner: Any, name: str) -> Any:

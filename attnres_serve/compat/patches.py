@@ -23,17 +23,17 @@ OTHERS = tuple(
 def table() -> dict[str, tuple[Patch, ...]]:
     """The patches by the names of their modules, in alphabetical order."""
     folder = pkgutil.iter_modules(workarounds.__path__, f"{workarounds.__name__}.")
-    names = sorted((*(found.name for found in folder), *OTHERS))
+    names = sorted((*(module.name for module in folder), *OTHERS))
     stated = {name: _stated(import_module(name)) for name in names}
     return {name: patches for name, patches in stated.items() if patches}
 
 
 def _stated(module: ModuleType) -> tuple[Patch, ...]:
-    found: list[Patch] = []
+    patches: list[Patch] = []
     for value in vars(module).values():
         several = value if isinstance(value, tuple) else (value,)
-        found += [one for one in several if isinstance(one, Patch) and one not in found]
-    return tuple(found)
+        patches += [one for one in several if isinstance(one, Patch) and one not in patches]
+    return tuple(patches)
 
 
 def markdown() -> str:

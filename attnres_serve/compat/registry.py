@@ -68,8 +68,8 @@ def _is_for_drafts(overrides: Any) -> bool:
     from vllm.config.speculative import SpeculativeConfig
 
     composed = getattr(SpeculativeConfig, "_apply_composed_hf_override", None)  # with a user's own
-    own = SpeculativeConfig.hf_config_override, composed
-    return overrides is not None and getattr(overrides, "func", overrides) in own
+    for_drafts = SpeculativeConfig.hf_config_override, composed
+    return overrides is not None and getattr(overrides, "func", overrides) in for_drafts
 
 
 def _hearing_additional_config(create: Callable) -> Callable:

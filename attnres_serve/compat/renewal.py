@@ -48,7 +48,7 @@ class _Parameter:
 
     def __init__(self, parameter: Tensor) -> None:
         data = parameter.data
-        self._found, self._cls = ref(parameter), type(parameter)
+        self._reference, self._cls = ref(parameter), type(parameter)
         self._attributes = dict(vars(parameter))
         self._like, self._device, self._fill = data.to("meta"), data.device, _fill(data)
 
@@ -57,9 +57,9 @@ class _Parameter:
         data = torch.empty_strided(
             like.size(), like.stride(), dtype=like.dtype, device=self._device
         ).fill_(self._fill)
-        if (made := self._found()) is None:
+        if (made := self._reference()) is None:
             made = torch.Tensor._make_subclass(self._cls, data, False)
-            self._found = ref(made)
+            self._reference = ref(made)
         made.data = data
         vars(made).clear()
         vars(made).update(self._attributes)
@@ -91,24 +91,24 @@ class Blank:
         known: dict[int, _Parameter] = {}  # tied ones are one
         storages: dict[int, _Parameter] = {}
         for module in model.modules():
-            own = self._parameters[module] = {}
-            for name, found in _there(module._parameters).items():
-                own[name] = known.setdefault(id(found), _Parameter(found))
-                storages[_storage(found)] = own[name]
+            parameters = self._parameters[module] = {}
+            for name, tensor in _there(module._parameters).items():
+                parameters[name] = known.setdefault(id(tensor), _Parameter(tensor))
+                storages[_storage(tensor)] = parameters[name]
         for module in model.modules():
             self._buffers[module], self._views[module] = {}, {}
-            for name, found in _there(module._buffers).items():
-                if (parameter := storages.get(_storage(found))) is not None:
-                    layout = found.size(), found.stride(), found.storage_offset()
+            for name, tensor in _there(module._buffers).items():
+                if (parameter := storages.get(_storage(tensor))) is not None:
+                    layout = tensor.size(), tensor.stride(), tensor.storage_offset()
                     self._views[module][name] = parameter, layout
                 elif name not in module._non_persistent_buffers_set:
-                    self._buffers[module][name] = found.clone()
+                    self._buffers[module][name] = tensor.clone()
 
     def restore(self, model: nn.Module) -> None:
         """Give the modules that a model was built with blank parameters, tied as they were."""
         made: dict[_Parameter, Tensor] = {}
-        own = [module for module in model.modules() if module in self._parameters]
-        for module in own:
+        modules = [module for module in model.modules() if module in self._parameters]
+        for module in modules:
             for name in _there(module._parameters):
                 del module._parameters[name]
             for name, parameter in self._parameters[module].items():
@@ -117,7 +117,7 @@ class Blank:
                 vars(module).pop(name, None)
                 module._parameters[name] = made[parameter]  # type: ignore[assignment]
             _forget(module)
-        for module in own:
+        for module in modules:
             for name, value in self._buffers[module].items():
                 module._buffers[name].copy_(value)  # type: ignore[union-attr]
             for name, (parameter, layout) in self._views[module].items():
@@ -126,11 +126,11 @@ class Blank:
     def shared(self, model: nn.Module) -> list[Tensor]:
         """The parameters that a draft model has of the served one."""
         others = (module for module in model.modules() if module not in self._parameters)
-        return [found for module in others for found in module.parameters(recurse=False)]
+        return [parameter for module in others for parameter in module.parameters(recurse=False)]
 
 
 def _there(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    return {name: found for name, found in tensors.items() if found is not None}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def _storage(tensor: Tensor) -> int:

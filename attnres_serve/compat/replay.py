@@ -85,7 +85,7 @@ def replay(
                     raise failure or RuntimeError("another pipeline stage failed.")
                 positions = torch.arange(done, done + len(chunk), device=device)
                 of_layers, slots = metadata(positions)
-                own = torch.tensor(chunk, device=device)
+                token_ids = torch.tensor(chunk, device=device)
                 before = None if received is None else IntermediateTensors(received)
                 with set_forward_context(
                     of_layers,
@@ -94,13 +94,13 @@ def replay(
                     slot_mapping=slots,
                     skip_compiled=True,
                 ):
-                    found = model(own if stages.is_first_rank else None, positions, before)
-                    if isinstance(found, tuple):  # with what heads of EAGLE's kind read
-                        found = found[0]
+                    output = model(token_ids if stages.is_first_rank else None, positions, before)
+                    if isinstance(output, tuple):  # with what heads of EAGLE's kind read
+                        output = output[0]
                     if at_end is not None and stages.is_last_rank:
-                        at_end(whole, done, found)
+                        at_end(whole, done, output)
                 if not stages.is_last_rank:
-                    sent = {name: tensor.cpu() for name, tensor in found.tensors.items()}
+                    sent = {name: tensor.cpu() for name, tensor in output.tensors.items()}
             except Exception as error:
                 failure = error
             if not stages.is_last_rank:
@@ -130,8 +130,8 @@ def collected(rows: Any | None) -> Any | None:
     stages = get_pp_group()
     if not stages.is_first_rank:
         before = stages.recv_tensor_dict().get("rows")
-        found = [part for part in (before, rows) if part is not None]
-        rows = torch.cat(found) if found else None
+        parts = [part for part in (before, rows) if part is not None]
+        rows = torch.cat(parts) if parts else None
     if not stages.is_last_rank:
         stages.send_tensor_dict({} if rows is None else {"rows": rows})
         return None
@@ -235,7 +235,7 @@ def _metadata(groups, positions, device) -> tuple[dict[str, Any], dict[str, Any]
             positions=positions,
             is_prefilling=torch.tensor([True]),
         )
-        found = group.metadata_builders[0].build(0, common)
-        metadata |= dict.fromkeys(group.layer_names, found)
+        built = group.metadata_builders[0].build(0, common)
+        metadata |= dict.fromkeys(group.layer_names, built)
         slots |= dict.fromkeys(group.layer_names, common.slot_mapping)
     return metadata, slots

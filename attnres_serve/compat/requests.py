@@ -34,17 +34,17 @@ async def tokenize(
     )
 
     try:
-        asked = (
+        body = (
             TokenizeCompletionRequest(prompt=prompt)
             if messages is None
             else TokenizeChatRequest(messages=messages)
         )
     except ValidationError as error:
         return 400, mistakes.first(error.errors(), {"messages": messages}).sentence
-    found = await request.app.state.serving_tokenization.create_tokenize(asked, request)
-    if isinstance(found, TokenizeResponse):
-        return list(found.tokens)
-    return found.error.code, found.error.message
+    answer = await request.app.state.serving_tokenization.create_tokenize(body, request)
+    if isinstance(answer, TokenizeResponse):
+        return list(answer.tokens)
+    return answer.error.code, answer.error.message
 
 
 async def ask_workers(client, method: str, *args) -> list[Any]:
@@ -53,8 +53,8 @@ async def ask_workers(client, method: str, *args) -> list[Any]:
     Raises:
         EngineDeadError: the engine is dead; while this waits, ``dead_engine.end_calls`` raises it.
     """
-    found: list[Any] = await client.collective_rpc(method, args=args)
-    return found
+    answers: list[Any] = await client.collective_rpc(method, args=args)
+    return answers
 
 
 async def generate(

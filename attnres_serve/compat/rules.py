@@ -9,7 +9,7 @@ from typing import Any
 
 from attnres_serve import formats, settings
 from attnres_serve.compat import device, engine_config, versions
-from attnres_serve.compat.asked import EXAMPLE, WIDEST, Asked
+from attnres_serve.compat.engine_facts import EXAMPLE, WIDEST, EngineFacts
 from attnres_serve.errors import SettingError
 from attnres_serve.families import footprint
 from attnres_serve.families.limits import Limit
@@ -30,75 +30,75 @@ class Rule:
     """A row of the table.
 
     Attributes:
-        when: gives what is wrong, or something false where nothing is.
-        sentence: says so.  In it {found} stands for what ``when`` gave, and {asked} for ``Asked``.
-        limit: of the families that the row is for; None for all.
+        when: gives the problem, or a false value without one.
+        sentence: the refusal, with {value} for the result of ``when``, and {facts}.
+        limit: of the families to which the row applies; None for all.
     """
 
-    when: Callable[[Asked], Any]
+    when: Callable[[EngineFacts], Any]
     sentence: str
     limit: Limit | None = None
 
 
-def require(asked: Asked) -> None:
+def require(facts: EngineFacts) -> None:
     """Refuse what AttnRes, or vLLM with it, cannot have.
 
     Raises:
         SettingError: the first such setting, in one sentence.
     """
     for rule in RULES:
-        is_due = rule.limit is None or rule.limit in asked.family.limits
-        if is_due and (found := rule.when(asked)):
-            raise SettingError(rule.sentence.format(found=found, asked=asked))
+        is_due = rule.limit is None or rule.limit in facts.family.limits
+        if is_due and (value := rule.when(facts)):
+            raise SettingError(rule.sentence.format(value=value, facts=facts))
 
 
 RULES = (
     Rule(
-        lambda asked: asked.has_drafts and engine_config.has_stages(asked.vllm),
+        lambda facts: facts.has_drafts and engine_config.has_stages(facts.vllm),
         "speculative decoding is not supported with pipeline parallelism, of which only the "
         "last stage has drafts in vLLM; leave --pipeline-parallel-size out, or start without "
         "--speculative-config.",
     ),
     Rule(
-        lambda asked: engine_config.pools(asked.vllm),
+        lambda facts: engine_config.pools(facts.vllm),
         "embeddings, classification and scoring are not supported with AttnRes; serve it with "
         "--runner generate and without --convert.",
     ),
     Rule(
-        lambda asked: (
+        lambda facts: (
             device.is_cpu()
             and versions.is_older_than((0, 30))
-            and asked.vllm.parallel_config.enable_expert_parallel
+            and facts.vllm.parallel_config.enable_expert_parallel
         ),
         "--enable-expert-parallel is set, with which vLLM before 0.30 reads the experts of other "
         "workers on a CPU; leave it out, or install a later vLLM.",
     ),
     Rule(
-        lambda asked: device.is_cpu() and engine_config.uses_ray(asked.vllm),
+        lambda facts: device.is_cpu() and engine_config.uses_ray(facts.vllm),
         "--distributed-executor-backend is ray, which vLLM has on GPUs alone; leave it out on "
         "a CPU, where processes are started without Ray, on several machines by --nnodes.",
     ),
     Rule(
-        lambda asked: asked.has_lora and formats.own_layer_names(asked.model.attn_res_format),
-        "LoRA adapters are not supported on {found} checkpoints: their names are {found}'s, and "
+        lambda facts: facts.has_lora and formats.own_layer_names(facts.model.attn_res_format),
+        "LoRA adapters are not supported on {value} checkpoints: their names are {value}'s, and "
         "vLLM would apply only a part of them; convert the model to the house format.",
     ),
     # The first layer divides the residual by the routed scaling factor.
     Rule(
-        lambda asked: str(asked.vllm.model_config.dtype) == "torch.float16",
+        lambda facts: str(facts.vllm.model_config.dtype) == "torch.float16",
         "--dtype is float16, in which vLLM's layers of this family scale the residual, and AttnRes "
         "has none to scale; choose bfloat16 or float32.",
         Limit.FLOAT16,
     ),
     Rule(
-        lambda asked: asked.parallel.use_sequence_parallel_moe,
+        lambda facts: facts.parallel.use_sequence_parallel_moe,
         "expert parallelism with tensor and data parallelism splits the residual of this family's "
         "layers over workers, which AttnRes does not support; leave one of the three out.",
         Limit.SEQUENCE_PARALLEL,
     ),
     # On a CPU the kernel is ours.
     Rule(
-        lambda asked: not device.is_cpu(),
+        lambda facts: not device.is_cpu(),
         "vLLM's kernel of lightning attention computes prompts of more than 256 tokens, and those "
         "in chunks, by another function than their continuation; serve this family on a CPU.",
         Limit.LIGHTNING,
@@ -106,27 +106,27 @@ RULES = (
     # Workers agree on one layout of caches and on groups of them, on CPU by the layers they have.
     # Recurrent layers alone have another layout, and none of them no group to copy states in.
     Rule(
-        lambda asked: device.is_cpu() and asked.stage_without(CACHES),
-        "the pipeline stage {found}, which vLLM cannot run beside other stages on CPU; " + STAGES,
+        lambda facts: device.is_cpu() and facts.stage_without(CACHES),
+        "the pipeline stage {value}, which vLLM cannot run beside other stages on CPU; " + STAGES,
         Limit.BOTH_CACHES,
     ),
     # The class looks for a layer with experts in every stage, and raises where there is none.
     Rule(
-        lambda asked: asked.stage_without({"experts": footprint.expert_layers}),
-        "the pipeline stage {found}, which vLLM's class of this family needs; " + STAGES,
+        lambda facts: facts.stage_without({"experts": footprint.expert_layers}),
+        "the pipeline stage {value}, which vLLM's class of this family needs; " + STAGES,
         Limit.EXPERTS,
     ),
     # What a batch says of new sequences was read, and run, from this version on.
     Rule(
-        lambda asked: versions.is_older_than(LINEAR_SINCE),
+        lambda facts: versions.is_older_than(LINEAR_SINCE),
         f"models with linear attention need vLLM {versions.dotted(LINEAR_SINCE)} or later; "
         "install it, or a later one.",
         Limit.LINEAR_ATTENTION,
     ),
     # vLLM's copy of a cached state for drafts is a Triton kernel, without a form for CPUs.
     Rule(
-        lambda asked: (
-            device.is_cpu() and asked.vllm.num_speculative_tokens and asked.caches_prefixes
+        lambda facts: (
+            device.is_cpu() and facts.vllm.num_speculative_tokens and facts.caches_prefixes
         ),
         "speculative decoding on CPU is not supported with prefix caching for models with linear "
         "attention; add --no-enable-prefix-caching, or start without --speculative-config.",
@@ -134,9 +134,9 @@ RULES = (
     ),
     # A worker has whole heads of a recurrence; vLLM looks at those of attention only.
     Rule(
-        Asked.divided_heads,
-        "--tensor-parallel-size is {asked.parallel.tensor_parallel_size}, which does not divide "
-        "{found}; choose one that does.",
+        EngineFacts.divided_heads,
+        "--tensor-parallel-size is {facts.parallel.tensor_parallel_size}, which does not divide "
+        "{value}; choose one that does.",
         Limit.LINEAR_ATTENTION,
     ),
     # vLLM computes on with the state of a rejected draft, and answers with other tokens.  On a CPU
@@ -144,17 +144,17 @@ RULES = (
     # and the older one of GPUs, counts no accepted drafts (0.32); the newer one was not tried,
     # and neither was a device that is not CUDA's.
     Rule(
-        lambda asked: (
-            not (device.is_cuda() and asked.vllm.model_config.is_hybrid)
-            and asked.vllm.num_speculative_tokens
+        lambda facts: (
+            not (device.is_cuda() and facts.vllm.model_config.is_hybrid)
+            and facts.vllm.num_speculative_tokens
         ),
-        "speculative decoding with {found} tokens is not supported here for this family, whose "
+        "speculative decoding with {value} tokens is not supported here for this family, whose "
         "recurrent states cannot go back; start without --speculative-config.",
         Limit.DRAFTS,
     ),
     # vLLM's own layer looks at the batch, which a compiler would fix.
     Rule(
-        lambda asked: not device.is_cpu() and not asked.vllm.model_config.enforce_eager,
+        lambda facts: not device.is_cpu() and not facts.vllm.model_config.enforce_eager,
         "this family cannot be compiled on this device, as vLLM's layer of Kimi Delta Attention is "
         "no operator of torch's; add --enforce-eager.",
         Limit.EAGER_ON_GPU,
@@ -162,34 +162,34 @@ RULES = (
     # vLLM's kernel of a prompt's convolution has branches for 2, 3 and 4 tokens.  For more of them
     # it takes one value for all, and says nothing (``causal_conv1d.py``, 0.32).
     Rule(
-        lambda asked: not device.is_cpu() and asked.wide_convolution(),
-        f"{{found}}, and vLLM's kernel for GPUs computes convolutions of up to {WIDEST} tokens; "
+        lambda facts: not device.is_cpu() and facts.wide_convolution(),
+        f"{{value}}, and vLLM's kernel for GPUs computes convolutions of up to {WIDEST} tokens; "
         "serve this model on a CPU.",
     ),
     # Experts of several engines gather tokens by a function that vLLM 0.32 has on GPUs alone.
     Rule(
-        lambda asked: (
+        lambda facts: (
             device.is_cpu()
-            and asked.parallel.data_parallel_size != 1
-            and footprint.expert_layers(asked.shapes)
+            and facts.parallel.data_parallel_size != 1
+            and footprint.expert_layers(facts.shapes)
         ),
-        "--data-parallel-size is {asked.parallel.data_parallel_size}, by which vLLM divides a "
+        "--data-parallel-size is {facts.parallel.data_parallel_size}, by which vLLM divides a "
         "mixture of experts on GPUs alone; start as many servers without it.",
     ),
     # The kernels for drafts of this version are a GPU's on a CPU too, which ends the engine.
     Rule(
-        lambda asked: (
+        lambda facts: (
             device.is_cpu()
-            and asked.vllm.num_speculative_tokens
+            and facts.vllm.num_speculative_tokens
             and versions.is_minor(WITHOUT_DRAFTS)
         ),
         f"speculative decoding on a CPU ends the engine of vLLM {versions.dotted(WITHOUT_DRAFTS)}; "
         "install another version that is supported, or start without --speculative-config.",
     ),
     Rule(
-        Asked.connectors_of_states,
-        "a KV connector is set ({found}), which was not shown exact with the recurrent states of "
-        "{asked.family.title}; start the server without it.",
+        EngineFacts.connectors_of_states,
+        "a KV connector is set ({value}), which was not shown exact with the recurrent states of "
+        "{facts.family.title}; start the server without it.",
     ),
     Rule(
         lambda asked: (
@@ -209,30 +209,30 @@ RULES = (
     ),
     Rule(Asked.beside_example, f"vLLM's {EXAMPLE} fails or answers wrongly with {{found}}."),
     Rule(
-        lambda asked: asked.shards_sites and asked.parallel.tensor_parallel_size == 1,
+        lambda facts: facts.shards_sites and facts.parallel.tensor_parallel_size == 1,
         "--attnres-shard-sites is on, which divides tokens over the workers of tensor "
         "parallelism, and there is one worker; leave it out, or add --tensor-parallel-size.",
     ),
     Rule(
-        Asked.beside_sharded_sites,
-        "--attnres-shard-sites is on, which was not shown exact with {found}; leave one out.",
+        EngineFacts.beside_sharded_sites,
+        "--attnres-shard-sites is on, which was not shown exact with {value}; leave one out.",
     ),
     Rule(
-        lambda asked: asked.has_lora,
-        f"LoRA adapters are not supported on {{asked.family.title}}; {REMEDY}",
+        lambda facts: facts.has_lora,
+        f"LoRA adapters are not supported on {{facts.family.title}}; {REMEDY}",
         Limit.ADAPTERS,
     ),
     Rule(
-        lambda asked: asked.has_lora and asked.parallel.tensor_parallel_size > 1,
-        "--tensor-parallel-size is {asked.parallel.tensor_parallel_size}, with which vLLM cuts "
+        lambda facts: facts.has_lora and facts.parallel.tensor_parallel_size > 1,
+        "--tensor-parallel-size is {facts.parallel.tensor_parallel_size}, with which vLLM cuts "
         "LoRA adapters of this family otherwise than its weights; serve it on one worker, or "
         + REMEDY,
         Limit.ADAPTERS_OF_WORKERS,
     ),
     Rule(
-        lambda asked: device.is_cpu() and asked.targets_of_experts(),
+        lambda facts: device.is_cpu() and facts.targets_of_experts(),
         "LoRA adapters of experts run on a GPU alone, by a Triton kernel, and "
-        "--lora-target-modules {found}; name layers beside the experts with it, for example "
+        "--lora-target-modules {value}; name layers beside the experts with it, for example "
         "q_proj k_proj v_proj o_proj, or " + REMEDY,
     ),
 )

@@ -26,9 +26,9 @@ def module(path: str) -> Any:
     spec = spec_from_file_location(f"vllm_{Path(path).stem}_alone", file) if file else None
     if spec is None or spec.loader is None:
         raise ImportError(f"vLLM has no {path}")
-    found = module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    loaded = module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def _source(path: str) -> str | None:
@@ -46,8 +46,8 @@ def _text(file: Path) -> str:
 def _file(path: str) -> Path | None:
     from importlib.util import find_spec
 
-    found = find_spec("vllm")
-    file = Path(found.origin).parent / path if found and found.origin else None
+    spec = find_spec("vllm")
+    file = Path(spec.origin).parent / path if spec and spec.origin else None
     return file if file and file.is_file() else None
 
 
@@ -79,8 +79,8 @@ def listed_class(name: str) -> str | None:
     text = _source("model_executor/models/registry.py") or ""
     stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), None)
     for candidate in (name, f"{stem}{_ENDINGS[0]}") if stem else (name,):
-        if found := re.search(rf'"{re.escape(candidate)}": \(\s*"\w+",\s*"(\w+)"', text):
-            return found[1]
+        if match := re.search(rf'"{re.escape(candidate)}": \(\s*"\w+",\s*"(\w+)"', text):
+            return match[1]
     return None
 
 
@@ -108,8 +108,8 @@ def head_sizes() -> list[int] | None:
 
 def _listed_sizes(source: str) -> list[int] | None:
     """The sizes that the first backend of a source lists, None if it lists none."""
-    found = re.search(r"def get_supported_head_sizes.*?return \[([\d, \n]+)\]", source, re.S)
-    return [*map(int, re.findall(r"\d+", found[1]))] if found else None
+    match = re.search(r"def get_supported_head_sizes.*?return \[([\d, \n]+)\]", source, re.S)
+    return [*map(int, re.findall(r"\d+", match[1]))] if match else None
 
 
 def block_step() -> int | None:
@@ -118,10 +118,10 @@ def block_step() -> int | None:
     None where another device is used, or where it cannot be told.
     """
     source = _source("v1/attention/backends/cpu_attn.py") if device.is_cpu() else None
-    found = re.search(
+    match = re.search(
         r"def get_supported_kernel_block_sizes.*?MultipleOf\((\d+)\)", source or "", re.S
     )
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
 def lacks_int8() -> bool:
@@ -130,8 +130,8 @@ def lacks_int8() -> bool:
     Products of INT8 layers are wrong there: a divergence of 0.07 to 0.31 nats, where others have
     0.007 at most (vLLM 0.32 on a processor with AVX2 alone).
     """
-    told = CPUINFO.read_text() if CPUINFO.exists() else ""
-    return "\nflags" in told and not re.search(r"\b(avx512_vnni|avx_vnni|amx_int8)\b", told)
+    cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
+    return "\nflags" in cpuinfo and not re.search(r"\b(avx512_vnni|avx_vnni|amx_int8)\b", cpuinfo)
 
 
 def has_amx() -> bool:

@@ -28,8 +28,8 @@ def file_of(tensors: Iterable[tuple[str, Any]]) -> Iterator[str]:
     """
     from safetensors.torch import save_file
 
-    found = plain(tensors)
-    size = sum(tensor.nbytes for tensor in found.values())
+    by_name = plain(tensors)
+    size = sum(tensor.nbytes for tensor in by_name.values())
     for place in _places():
         _remove_left(place)
     has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 1.1 * size
@@ -40,7 +40,7 @@ def file_of(tensors: Iterable[tuple[str, Any]]) -> Iterator[str]:
         with suppress(OSError):  # of a file system without locks; nobody removes anything there
             fcntl.flock(opened, fcntl.LOCK_EX)
         path = Path(folder) / "tensors.safetensors"
-        save_file(found, path)
+        save_file(by_name, path)
         yield str(path)
 
 
@@ -77,18 +77,18 @@ def plain(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         CheckpointError: one is no tensor, or has the name of another.
     """
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     places: set[int] = set()
     for name, tensor in tensors:
         require_tensor(name, tensor)
-        if name in found:
+        if name in by_name:
             raise CheckpointError(f"the tensor {name} comes twice; send each one once.")
-        own = tensor.detach().cpu().contiguous()
-        if own.untyped_storage().nbytes() != own.nbytes or own.data_ptr() in places:
-            own = own.clone()  # a part of another cannot be written
-        places.add(own.data_ptr())
-        found[name] = own
-    return found
+        copy = tensor.detach().cpu().contiguous()
+        if copy.untyped_storage().nbytes() != copy.nbytes or copy.data_ptr() in places:
+            copy = copy.clone()  # a part of another cannot be written
+        places.add(copy.data_ptr())
+        by_name[name] = copy
+    return by_name
 
 
 def require_tensor(name: str, tensor: Any) -> None:
@@ -110,9 +110,9 @@ def tensors_of(path: str) -> Iterator[tuple[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        found = Path(path).resolve(strict=True)
-        _check_place(found)
-        with safe_open(found, framework="pt") as file:
+        resolved = Path(path).resolve(strict=True)
+        _check_place(resolved)
+        with safe_open(resolved, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping
                 yield name, file.get_tensor(name).clone()
     except (SafetensorError, OSError, TypeError) as error:

@@ -18,9 +18,9 @@ CHILDREN = {
 
 def least(vllm_config) -> int | None:
     """Tokens of the smallest step that is divided; None where no step is."""
-    found = settings.shard_tokens(vllm_config.additional_config)
+    smallest = settings.shard_tokens(vllm_config.additional_config)
     tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    return None if found is None or tokens < found else found
+    return None if smallest is None or tokens < smallest else smallest
 
 
 def most(vllm_config) -> int:
@@ -32,18 +32,18 @@ def most(vllm_config) -> int:
     return max(divided - 1, -(-tokens // vllm_config.parallel_config.tensor_parallel_size))
 
 
-def own(x: Any) -> Any:
+def own_rows(x: Any) -> Any:
     """A copy of this worker's rows of ``x [T, ...]``, which every worker has."""
     group = _group()
     count = -(-len(x) // group.world_size)
     begin = group.rank_in_group * count
-    found = x.new_zeros((count, *x.shape[1:]))
+    rows_here = x.new_zeros((count, *x.shape[1:]))
     rows = x[begin : begin + count]
-    found[: len(rows)] = rows
-    return found
+    rows_here[: len(rows)] = rows
+    return rows_here
 
 
-def own_sum(x: Any) -> Any:
+def own_rows_of_sum(x: Any) -> Any:
     """This worker's rows of the sum of the workers' ``x [T, d]``."""
     import torch
 
@@ -75,10 +75,10 @@ def leave_sum(layer, kind: str) -> bool:
     """
     from vllm.model_executor.layers.linear import RowParallelLinear
 
-    found = [getattr(layer, name) for name in CHILDREN.get(kind, ()) if hasattr(layer, name)]
+    sublayers = [getattr(layer, name) for name in CHILDREN.get(kind, ()) if hasattr(layer, name)]
     summing = [
         module
-        for sublayer in found[:1]
+        for sublayer in sublayers[:1]
         if getattr(sublayer, "gemm_rs_ar", None) is None
         for module in sublayer.children()
         if isinstance(module, RowParallelLinear) and module.reduce_results

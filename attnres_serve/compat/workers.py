@@ -63,14 +63,14 @@ def workers_of(arguments: Arguments) -> Workers:
     is_one = arguments.has("data_parallel_rank")  # of several engines that are started one by one
     engines = arguments.data_parallel_size_local or (1 if is_one else arguments.data_parallel_size)
     stages, ranks = arguments.pipeline_parallel_size, arguments.tensor_parallel_size
-    asked = [
+    flags = [
         f"--{name.replace('_', '-')} {getattr(arguments, name)}"
         for name in SIZES
         if arguments.has(name)
     ]
     count = stages * ranks * arguments.prefill_context_parallel_size * engines
     count = max(count // arguments.nnodes, 1)
-    return Workers(stages, ranks, engines, count, " with ".join(asked))
+    return Workers(stages, ranks, engines, count, " with ".join(flags))
 
 
 def bind(arguments: Arguments) -> str | None:
@@ -88,19 +88,21 @@ def bind(arguments: Arguments) -> str | None:
     """
     if not device.is_cpu() or os.environ.get(SIMULATED, "0") != "0":
         return None
-    workers, said = workers_of(arguments), os.environ.get(VARIABLE, AUTO).strip()
-    if said == UNBOUND:
+    workers, setting = workers_of(arguments), os.environ.get(VARIABLE, AUTO).strip()
+    if setting == UNBOUND:
         return None
-    found = _cores()
-    if said not in ("", AUTO):
-        _check(said, workers, [core for _, core in found])
+    available = _cores()
+    if setting not in ("", AUTO):
+        _check(setting, workers, [core for _, core in available])
         return None
     os.environ.pop(VARIABLE, None)
-    nodes, memories = {node for node, _ in found}, _memory_nodes()
+    nodes, memories = {node for node, _ in available}, _memory_nodes()
     has_node = workers.engines == 1 and workers.count <= len(memories) and memories <= nodes
     if workers.count == 1 or has_node:
         return None
-    cores = [core for node, core in found if node in memories] or [core for _, core in found]
+    cores = [core for node, core in available if node in memories] or [
+        core for _, core in available
+    ]
     if len(cores) < workers.count:
         raise SettingError(
             f"{workers.flags} asks for {workers.count} workers on this machine, and this process "
@@ -117,19 +119,19 @@ def _cores() -> list[tuple[int, int]]:
 
     Of the logical processors of a core it is the last one, as vLLM chooses.
     """
-    found: dict[tuple[int, str], int] = {}
+    by_core: dict[tuple[int, str], int] = {}
     for processor in sorted(os.sched_getaffinity(0)):
         folder = PROCESSORS / f"cpu{processor}"
         node = next((int(path.name[4:]) for path in folder.glob("node[0-9]*")), 0)
         siblings = _text(folder / "topology" / "thread_siblings_list") or str(processor)
-        found[node, siblings] = processor
-    return sorted((node, core) for (node, _), core in found.items())
+        by_core[node, siblings] = processor
+    return sorted((node, core) for (node, _), core in by_core.items())
 
 
 def _memory_nodes() -> set[int]:
     """The memory nodes that vLLM sees; node 0 where the kernel tells none."""
-    told = re.search(r"^Mems_allowed_list:\s*(\S+)$", _text(STATUS), re.M)
-    nodes = set(_numbers(told[1]) if told else []) or {0}
+    allowed = re.search(r"^Mems_allowed_list:\s*(\S+)$", _text(STATUS), re.M)
+    nodes = set(_numbers(allowed[1]) if allowed else []) or {0}
     chosen = os.environ.get(NODES, "").strip()
     return nodes & set(_numbers(chosen)) if chosen else nodes
 
@@ -149,12 +151,12 @@ def _shared(cores: Sequence[int], count: int) -> str:
     return "|".join(str(cores[worker % len(cores)]) for worker in range(count))
 
 
-def _check(said: str, workers: Workers, cores: Sequence[int]) -> None:
+def _check(setting: str, workers: Workers, cores: Sequence[int]) -> None:
     """Raise SettingError unless a value of the variable has cores of this machine for each worker.
 
     Logical processors that are not the first choice of their core may be named as well.
     """
-    parts = said.split("|")
+    parts = setting.split("|")
     expected = f"expected {workers.count} list{'s' * (workers.count > 1)} of cores"
     if workers.count > 1:
         expected += " with | between them"
@@ -163,30 +165,30 @@ def _check(said: str, workers: Workers, cores: Sequence[int]) -> None:
     expected += f", or {UNBOUND}"
     lists = [_numbers(part) for part in parts]
     if not all(lists):
-        raise SettingError(f"{VARIABLE} is {said!r}, which are no lists of cores; {expected}.")
+        raise SettingError(f"{VARIABLE} is {setting!r}, which are no lists of cores; {expected}.")
     if len(parts) != workers.count:
         flags = f" ({workers.flags})" if workers.flags else ""
         raise SettingError(
-            f"{VARIABLE} is {said!r}, the cores of {len(parts)}, and the number of workers on this "
-            f"machine is {workers.count}{flags}; {expected}."
+            f"{VARIABLE} is {setting!r}, the cores of {len(parts)}, and the number of workers on "
+            f"this machine is {workers.count}{flags}; {expected}."
         )
     allowed = os.sched_getaffinity(0)
-    for core in (core for found in lists for core in found if core not in allowed):
+    for core in (core for numbers in lists for core in numbers if core not in allowed):
         raise SettingError(
-            f"{VARIABLE} is {said!r}, and this process may not use core {core}; {expected}."
+            f"{VARIABLE} is {setting!r}, and this process may not use core {core}; {expected}."
         )
 
 
 def _numbers(text: str) -> list[int]:
     """The numbers of a list such as ``0-3,8``; empty for anything else."""
-    found: list[int] = []
+    parsed: list[int] = []
     for part in text.split(","):
         ends = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
         numbers = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
         if not numbers:
             return []
-        found += numbers
-    return found
+        parsed += numbers
+    return parsed
 
 
 def _ranges(numbers: Sequence[int]) -> str:

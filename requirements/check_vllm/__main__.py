@@ -1,7 +1,7 @@
 """``python requirements/check_vllm VERSION``: does that vLLM have all that our source uses?
 
 Fetches its wheel and checks every imported name, every call of such a name, and every function that
-we replace, with its hash.  Only the code of vLLM's parser of flags is run.  Tests cover objects that
+we replace, with its hash.  Of its code only the parser of flags is run.  Tests cover objects that
 vLLM makes at run time.
 """
 

@@ -53,7 +53,7 @@ def _returned(file: Path, maker: str) -> ast.FunctionDef | None:
 
 
 def rows(version: str, release: Release) -> Iterator[str]:
-    """A line for each target: its file, its name, and its change since the newest tested version."""
+    """A line for each target: file, name, and change since the newest tested version."""
     known = json.loads(HASHES.read_text())
     newest = versions.dotted(versions.NEWEST)
     for file, _, name in due(version):

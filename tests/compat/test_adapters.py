@@ -12,8 +12,8 @@ from torch import nn
 from vllm_configs import vllm_config
 
 from attnres_serve.compat import device, rules
-from attnres_serve.compat.asked import Asked
 from attnres_serve.compat.device import Kind
+from attnres_serve.compat.engine_facts import EngineFacts
 from attnres_serve.compat.workarounds import experts_beside_adapters, whole_adapters
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
@@ -25,7 +25,7 @@ vllm = pytest.importorskip("vllm")
 REMEDY = "start without --enable-lora, and merge the adapter into the weights."
 
 
-def asked(name: str, *targets: str, workers: int = 1, lora: bool = True) -> Asked:
+def asked(name: str, *targets: str, workers: int = 1, lora: bool = True) -> EngineFacts:
     """Adapters for a family with its tiny config.json."""
     own = SimpleNamespace(target_modules=[*targets] or None) if lora else None
     found = vllm_config(lora_config=own)
@@ -35,7 +35,7 @@ def asked(name: str, *targets: str, workers: int = 1, lora: bool = True) -> Aske
     model.hf_config.attn_res_format = "house"
     model.hf_config.architectures = [FAMILIES[name].architecture]
     model.hf_config.attn_res_config = TINY[name]
-    return Asked(found)
+    return EngineFacts(found)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ WORDS = {
     "devices": ["0", "1,2", "GPU-a, 3", ""],
 }
 REFUSED = object()
-OF_THE_PARSER = {"given", "unknown", "words", "places"}  # no values of flags
+OF_THE_PARSER = {"values", "unknown", "vllm_argv", "places"}  # no values of flags
 RELEASE = versions.installed()[1].partition("+")[0]
 
 
@@ -125,7 +125,7 @@ def test_every_flag_in_every_spelling(server, flags) -> None:
         every += [spell(word) for spell in others for word in (words[0], words[-3])]
         for said in every:
             theirs = value_of(lambda said=said, flag=flag: vars(server.parse_args(said))[flag.name])
-            ours = value_of(lambda said=said, flag=flag: of_server(said).given[flag.name])
+            ours = value_of(lambda said=said, flag=flag: of_server(said).values[flag.name])
             if flag.kind == "object" and ours is not REFUSED:
                 continue  # vLLM makes a class of it, and refuses what that has no field for
             assert ours == theirs, said
@@ -140,7 +140,7 @@ def test_every_switch(server, flags) -> None:
         (flag,) = [flag for flag in switches if name in (*flag.spellings, *flag.off)]
         for spelt in {name, name[:2] + name[2:].replace("-", "_")}:
             theirs = vars(server.parse_args([spelt]))[flag.name]
-            assert of_server([spelt]).given[flag.name] == theirs, spelt
+            assert of_server([spelt]).values[flag.name] == theirs, spelt
             if spelt.startswith("--"):
                 with pytest.raises(SettingError, match=rf"found {name} with a value, which takes"):
                     of_server([f"{spelt}=true"])
@@ -179,7 +179,7 @@ def test_whole_command_lines(words: list[str], server) -> None:
         with pytest.raises(SettingError):
             of_server(words)
         return
-    given = of_server(words).given
+    given = of_server(words).values
     for name, value in theirs.items():
         if name in given and name not in ("compilation_config", "optimization_level"):
             value = plain(value)
@@ -212,7 +212,7 @@ def test_a_file_of_flags(content: dict, server, tmp_path: Path) -> None:
     for more in ([], ["--port", "2"], ["--max-model-len=5", "--enforce-eager"]):
         words = ["--config", str(path), *more]
         theirs, usual = vars(server.parse_args([*words])), vars(server.parse_args([]))
-        given = of_server([*words]).given
+        given = of_server([*words]).values
         assert {name: theirs[name] for name in given} == given
         assert {name for name in theirs if theirs[name] != usual[name]} <= {*given}
 
@@ -285,7 +285,7 @@ def test_an_engine_has_fewer_flags_than_a_server() -> None:
 def test_none_is_no_value() -> None:
     words = ["--served-model-name", "None", "--kv-cache-memory-bytes", "None", "-sc", "None"]
     found = of_server(words)
-    assert not found.has("kv_cache_memory_bytes", "speculative_config") and found.given
+    assert not found.has("kv_cache_memory_bytes", "speculative_config") and found.values
     assert found.served_model_name == []
 
 
@@ -341,7 +341,7 @@ def test_kinds_and_spellings_without_vllm() -> None:
     assert spelling.usual(["--a_b.c_d=e_f", "--a_b.e", "1"]) == ["--a-b", '{"c_d": "e_f", "e": 1}']
     with pytest.raises(SettingError):
         parser.read(["--a"], [])
-    assert {"max_model_len", "given"} <= arguments.NAMES
+    assert {"max_model_len", "values"} <= arguments.NAMES
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ from attnres_serve.compat import (
     rules,
     versions,
 )
-from attnres_serve.compat.asked import Asked
 from attnres_serve.compat.device import Kind
+from attnres_serve.compat.engine_facts import EngineFacts
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.kernels import backends, comparison
@@ -579,7 +579,7 @@ def test_what_the_example_of_a_kv_connector_is_refused_with(
     config.parallel_config.tensor_parallel_size = workers
     config.model_config.hf_config.attn_res_format = "house"
     if said is None or not is_example:
-        rules.require(Asked(config))
+        rules.require(EngineFacts(config))
     else:
         with pytest.raises(SettingError, match=said):
             plugin.on_config(config)
@@ -618,12 +618,12 @@ def test_recurrent_states_go_through_no_kv_connector(flag: str, family: str) -> 
         config.kv_transfer_config = connector("NixlConnector")
     else:
         config.cache_config.kv_offloading_size = 1.0
-    rules.require(Asked(config))
+    rules.require(EngineFacts(config))
     config.model_config.hf_config.attn_res_config = TINY[family]
     config.model_config.hf_config.architectures = [FAMILIES[family].architecture]
     said = rf"\({flag}\), .* the recurrent states of {FAMILIES[family].title}; start the server"
     with pytest.raises(SettingError, match=said):
-        rules.require(Asked(config))
+        rules.require(EngineFacts(config))
 
 
 def test_sharded_sites_are_asked_for_by_flags() -> None:

@@ -12,8 +12,8 @@ from facts import TINY
 from vllm_configs import vllm_config
 
 from attnres_serve.compat import device, rules, versions
-from attnres_serve.compat.asked import Asked
 from attnres_serve.compat.device import Kind
+from attnres_serve.compat.engine_facts import EngineFacts
 from attnres_serve.errors import SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Config, Family
@@ -52,7 +52,7 @@ def require(name: str, changes: Config | None = None, **given: Any) -> None:
     model = found.model_config.hf_config
     model.architectures = [FAMILIES[name].architecture]
     model.attn_res_config = {**TINY[name], **(changes or {})}
-    rules.require(Asked(found))
+    rules.require(EngineFacts(found))
 
 
 @pytest.mark.parametrize(
@@ -341,6 +341,6 @@ def test_expert_parallelism_of_older_versions_on_a_cpu(
     monkeypatch.setattr(versions, "is_older_than", lambda other: older and other == (0, 30))
     if refused:
         with pytest.raises(SettingError, match=r"^--enable-expert-parallel is set, .* later vLLM"):
-            rules.require(Asked(config))
+            rules.require(EngineFacts(config))
     else:
-        rules.require(Asked(config))
+        rules.require(EngineFacts(config))

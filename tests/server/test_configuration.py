@@ -129,8 +129,8 @@ def test_the_file_of_the_page_is_one(folder) -> None:
     page = (ROOT / "docs" / "use" / "operations" / "configuration.md").read_text()
     found = read(file=re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)[0])
     assert (found.model, found.port) == ("path/to/checkpoint", 9000)
-    assert found.given["max_sequences"] == 64 and found.given["public_metrics"] is True
-    assert found.given["hf_overrides"] == {"rope_theta": 10000}
+    assert found.values["max_sequences"] == 64 and found.values["public_metrics"] is True
+    assert found.values["hf_overrides"] == {"rope_theta": 10000}
 
 
 def test_variables_start_the_server(folder, served, monkeypatch) -> None:
@@ -169,8 +169,8 @@ FILE, VARIABLE = "max-sequences: 2\nverbose: false\n", {"ATTNRES_MAX_SEQUENCES":
 )
 def test_which_place_counts(folder, words, file, environment, wanted) -> None:
     found = read(*words, file=file, **environment)
-    assert found.given.get("max_sequences") == wanted
-    assert found.words == ()
+    assert found.values.get("max_sequences") == wanted
+    assert found.vllm_argv == ()
 
 
 def test_a_switch_is_turned_off_again(folder) -> None:
@@ -178,10 +178,10 @@ def test_a_switch_is_turned_off_again(folder) -> None:
     assert len(switches) == 5
     for flag in switches:
         on = {variables.name_of(flag.long): "true"}
-        assert read(**on).given[flag.name] is True
-        assert read(file=f"{flag.name}: false", **on).given[flag.name] is False
-        assert read(flag.off[0], file=f"{flag.name}: true", **on).given[flag.name] is False
-        assert read(flag.long, file=f"no-{flag.name}: true").given[flag.name] is True
+        assert read(**on).values[flag.name] is True
+        assert read(file=f"{flag.name}: false", **on).values[flag.name] is False
+        assert read(flag.off[0], file=f"{flag.name}: true", **on).values[flag.name] is False
+        assert read(flag.long, file=f"no-{flag.name}: true").values[flag.name] is True
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_a_switch_is_turned_off_again(folder) -> None:
 )
 def test_the_command_line_replaces_a_flag_of_a_file(folder, words, file, wanted) -> None:
     found = read(*words, file=file)
-    assert {name: found.given[name] for name in wanted} == wanted
+    assert {name: found.values[name] for name in wanted} == wanted
     assert found.model == wanted.get("model")
-    assert read(*found.words).given == {k: v for k, v in found.given.items() if k != "model"}
+    assert read(*found.vllm_argv).values == {k: v for k, v in found.values.items() if k != "model"}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_values_come_to_vllm_as_they_are(folder, words) -> None:
     name, equals, value = first.partition("=")
     spelt = "--" + name.removeprefix("--").replace("-", "_")
     found = read("--max_sequences", "4", spelt + equals + value, *values)
-    assert found.words == words
+    assert found.vllm_argv == words
 
 
 def test_a_checkpoint_in_its_place_replaces_that_of_a_file(folder, served) -> None:
@@ -315,7 +315,7 @@ def test_what_is_no_variable_of_ours(folder) -> None:
         "ATTNRES_PORT": "tcp://10.0.0.1:8000",
         "ATTNRES_PORT_8000_TCP_ADDR": "10.0.0.1",
     }
-    assert read(**services, **{events.VARIABLE: "pipe", "MY_ATTNRES_X": "1"}).given == {}
+    assert read(**services, **{events.VARIABLE: "pipe", "MY_ATTNRES_X": "1"}).values == {}
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_values_as_they_are_written(folder, file, wanted) -> None:
     if wanted is None:  # a name that is no flag
         assert "which is no flag" in refused(file=file)
     else:
-        assert read(file=file).given == wanted
+        assert read(file=file).values == wanted
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ def advice(flag: str, names: Collection[str], help_of: str = "serve --help=all")
         help_of: the command that lists them.
     """
     no = "--no-" if flag.startswith("--no-") else "--"
-    wanted = flag.replace(no, "--", 1)
-    longer = sorted(name for name in names if name.startswith(wanted) and len(wanted) > 2)
-    turned = [name for name in names if name in _turned(wanted)]
-    near = longer[:1] or turned or difflib.get_close_matches(wanted, names, n=1, cutoff=0.75)
+    positive = flag.replace(no, "--", 1)
+    longer = sorted(name for name in names if name.startswith(positive) and len(positive) > 2)
+    turned = [name for name in names if name in _turned(positive)]
+    near = longer[:1] or turned or difflib.get_close_matches(positive, names, n=1, cutoff=0.75)
     if near:
-        if _turned(wanted) and _turned(near[0]) and near[0][:5] != wanted[:5]:
+        if _turned(positive) and _turned(near[0]) and near[0][:5] != positive[:5]:
             no = "--" if no == "--no-" else "--no-"
         return f"which is no flag; did you mean {near[0].replace('--', no, 1)}?"
     return f"which is no flag; `attnres-serve {help_of}` lists those there are."

@@ -37,7 +37,7 @@ def stated(path: str, flags: Sequence[Flag], takes_any: bool) -> list[Stated]:
         SettingError: it cannot be read, names a flag twice, or has a value of another kind.
     """
     rows = {word: flag for flag in flags for word in (*flag.spellings, *flag.off)}
-    found: list[Stated] = []
+    entries: list[Stated] = []
     lines: dict[str, tuple[int, bool]] = {}  # of flags, and whether a key behind a dot is given
     for line, name, values in _content(path):
         place = f"{path}, line {line}"
@@ -51,9 +51,9 @@ def stated(path: str, flags: Sequence[Flag], takes_any: bool) -> list[Stated]:
             lines[dest] = line, bool(key)
             if flag == spelling.CONFIG:
                 raise SettingError(f"found {flag} in a file of flags; give it on the command line.")
-            words = _words(name, row, values) if row or takes_any else [flag]
-            found.append(Stated(words, place))
-    return found
+            argv = _argv(name, row, values) if row or takes_any else [flag]
+            entries.append(Stated(argv, place))
+    return entries
 
 
 def _content(path: str) -> Iterator[tuple[int, str, Value | list[Value]]]:
@@ -75,7 +75,7 @@ def _content(path: str) -> Iterator[tuple[int, str, Value | list[Value]]]:
             text = node.value if isinstance(node, yaml.ScalarNode) else ""
             return Value(loader.construct_object(node, deep=True), text)
 
-        found = [
+        entries = [
             (
                 key.start_mark.line + 1,
                 spelling.dashed(f"--{key.value}"),
@@ -88,14 +88,14 @@ def _content(path: str) -> Iterator[tuple[int, str, Value | list[Value]]]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise SettingError(f"{spelling.CONFIG}: {path} cannot be read ({reason}).") from None
-    if not found:
+    if not entries:
         raise SettingError(
             f"{spelling.CONFIG}: {path} holds no flags; expected lines like `port: 8000`."
         )
-    yield from found
+    yield from entries
 
 
-def _words(name: str, flag: Flag | None, value: Value | list[Value]) -> list[str]:
+def _argv(name: str, flag: Flag | None, value: Value | list[Value]) -> list[str]:
     """The words of a command line for a key of a file.
 
     Args:
@@ -140,12 +140,12 @@ def _switched(name: str, flag: Flag, value: Value | list[Value]) -> list[str]:
 def _listed(name: str, flag: Flag, values: list[Value]) -> list[str]:
     if flag.count is None and flag.kind in JSON:
         return [f"{name}={_json([one.read for one in values])}"]
-    words = [_word(name, flag, value) for value in values]
+    argv = [_word(name, flag, value) for value in values]
     if flag.action == APPEND:
-        return [f"{name}={word}" for word in words]
-    if flag.count in (None, "?") and len(words) > 1:
-        raise SettingError(f"found {name} with {len(words)} values; expected one.")
-    return [name, *words] if words else []
+        return [f"{name}={word}" for word in argv]
+    if flag.count in (None, "?") and len(argv) > 1:
+        raise SettingError(f"found {name} with {len(argv)} values; expected one.")
+    return [name, *argv] if argv else []
 
 
 def _word(name: str, flag: Flag, value: Value) -> str:

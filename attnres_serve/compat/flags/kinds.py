@@ -30,10 +30,10 @@ def count(word: str) -> int:
     Raises:
         ValueError: it is none; factors of 1024 take whole numbers alone.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT])", word.strip())
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT])", word.strip())
+    if not match:
         return int(word)
-    number, factor = found.groups()
+    number, factor = match.groups()
     if factor in BINARY:
         return int(number) * BINARY[factor]
     return int(float(number) * DECIMAL[factor])
@@ -59,9 +59,9 @@ def natural(word: str) -> int:
 
 
 def _at_least(least: int, word: str) -> int:
-    if (found := int(word)) < least:
+    if (number := int(word)) < least:
         raise ValueError
-    return found
+    return number
 
 
 def expand(text: str) -> str:
@@ -69,15 +69,15 @@ def expand(text: str) -> str:
     parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
     for place in range(0, len(parts), 2):  # outside of strings
         parts[place] = re.sub(
-            r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda found: str(count(found[0])), parts[place]
+            r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda match: str(count(match[0])), parts[place]
         )
     return "".join(parts)
 
 
 def _object(word: str) -> Any:
-    if not isinstance(found := json.loads(expand(word)), dict):
+    if not isinstance(parsed := json.loads(expand(word)), dict):
         raise ValueError
-    return found
+    return parsed
 
 
 def _json_or_text(word: str) -> Any:
@@ -120,35 +120,35 @@ def expected(flag: Flag) -> str:
     return KINDS[flag.kind].expected if flag.kind else "a value"
 
 
-def value(flag: Flag, words: Any) -> Any:
+def value(flag: Flag, raw: Any) -> Any:
     """The value of a flag.
 
     Args:
         flag: what it is of.
-        words: what argparse makes of the command line: a word, words, or a truth value.
+        raw: what argparse makes of the command line: a word, words, or a truth value.
 
     Raises:
         SettingError: vLLM would refuse it; with the flag, what was found and what is expected.
     """
     if flag.action == SWITCH:
-        return words
+        return raw
     if flag.action == ADAPTERS:
-        return [_adapter(word) for word in words if word not in ("", "None")]
-    if isinstance(words, list):
-        return [_one(flag, word) for word in words]
-    return _one(flag, words)
+        return [_adapter(word) for word in raw if word not in ("", "None")]
+    if isinstance(raw, list):
+        return [_one(flag, word) for word in raw]
+    return _one(flag, raw)
 
 
 def _one(flag: Flag, word: Any) -> Any:
     if not isinstance(word, str):  # what stands for a missing value
         return word
     try:
-        found = None if flag.is_optional and word in ("", "None") else _read(flag, word)
+        parsed = None if flag.is_optional and word in ("", "None") else _read(flag, word)
     except ValueError:
-        found = REFUSED
-    if found is REFUSED or (flag.choices and found not in flag.choices):
+        parsed = REFUSED
+    if parsed is REFUSED or (flag.choices and parsed not in flag.choices):
         raise SettingError(f"found {flag.long} {word or repr(word)}; expected {expected(flag)}.")
-    return found
+    return parsed
 
 
 def _read(flag: Flag, word: str) -> Any:

@@ -15,19 +15,19 @@ from attnres_serve.errors import SettingError
 _Values = tuple[dict[str, Any], list[str]]
 
 
-class Found(NamedTuple):
+class CommandLine(NamedTuple):
     """What a command line holds, with the file of flags that it names and the environment.
 
     Attributes:
         values: of the flags that are given, by the names of their values.
         unknown: words that belong to no flag of the table.
-        words: those of vLLM's flags, as vLLM's parser takes them, but for the model.
+        vllm_argv: those of vLLM's flags, as vLLM's parser takes them, but for the model.
         places: where flags are stated, of those that are not on the command line.
     """
 
     values: dict[str, Any]
     unknown: tuple[str, ...]
-    words: tuple[str, ...]
+    vllm_argv: tuple[str, ...]
     places: dict[str, str]
 
 
@@ -61,20 +61,20 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read(
-    words: Sequence[str],
+    argv: Sequence[str],
     flags: Sequence[Flag],
     ours: Sequence[Flag] = (),
     environment: Mapping[str, str] | None = None,
     others: Collection[str] = (),
     takes_any: bool = False,
-) -> Found:
+) -> CommandLine:
     """The values of a command line, of the file that ``--config`` names, and of variables.
 
     A flag on the command line replaces that of the file, which replaces that of a variable.  One
     that may be given several times, such as vLLM's ``--middleware``, adds to it instead.
 
     Args:
-        words: of flags, their values and nothing else.
+        argv: of flags, their values and nothing else.
         flags: that there are of vLLM's.
         ours: those that are not vLLM's.
         environment: variables, in which flags of ours may be stated; None to read none.
@@ -90,28 +90,28 @@ def read(
     names = {word for flag in every for word in flag.spellings}
     parser = _parser(tuple(every))
 
-    def values(words: Sequence[str], names: Collection[str] = names) -> _Values:
-        return _read(parser, every, words, names, takes_any)
+    def values(argv: Sequence[str], names: Collection[str] = names) -> _Values:
+        return _read(parser, every, argv, names, takes_any)
 
-    path, rest = spelling.config(words)
-    given, _ = values(rest, {*names, *others})
+    path, rest = spelling.config(argv)
+    on_line, _ = values(rest, {*names, *others})
     layers = [
         file.stated(path, every, takes_any) if path else [],
         variables.stated(ours, environment, names) if environment else [],
     ]
     may_repeat = {flag.name for flag in every if flag.action == APPEND}
-    kept, places = _kept(layers, lambda words: {*values(words)[0]}, {*given}, may_repeat)
+    kept, places = _kept(layers, lambda argv: {*values(argv)[0]}, {*on_line}, may_repeat)
     whole = [*kept, *rest]
-    found, unknown = values(whole, {*names, *others})
+    parsed, unknown = values(whole, {*names, *others})
     apart = _parser((*ours, *(flag for flag in flags if spelling.MODEL in flag.spellings)))
     theirs = apart.parse_known_args([spelling.dashed(word) for word in whole])[1]
-    return Found(found, tuple(unknown), tuple(theirs), places)
+    return CommandLine(parsed, tuple(unknown), tuple(theirs), places)
 
 
 def _kept(
     layers: Sequence[Sequence[Stated]],
     names: Callable[[Sequence[str]], set[str]],
-    given: set[str],
+    overriding: set[str],
     may_repeat: set[str],
 ) -> tuple[list[str], dict[str, str]]:
     """The words of stated flags that nothing replaces, and where the flags are stated.
@@ -119,7 +119,7 @@ def _kept(
     Args:
         layers: of stated flags; one in a layer replaces those of the layers after it.
         names: gives the flags of words, by the names of their values.
-        given: flags that replace those of every layer.
+        overriding: flags that replace those of every layer.
         may_repeat: flags that add to others.
     """
     kept: list[str] = []
@@ -128,18 +128,18 @@ def _kept(
         held: list[str] = []
         for one in layer:
             with at(one.place):
-                found = names(one.words)
-            if found <= may_repeat or not found & given:
-                held += one.words
-                places |= dict.fromkeys(found - given, one.place)
-        given = given | {*places}
+                stated = names(one.argv)
+            if stated <= may_repeat or not stated & overriding:
+                held += one.argv
+                places |= dict.fromkeys(stated - overriding, one.place)
+        overriding = overriding | {*places}
         kept = held + kept
     return kept, places
 
 
-def check(words: Sequence[str], flags: Sequence[Flag]) -> None:
+def check(argv: Sequence[str], flags: Sequence[Flag]) -> None:
     """Raise SettingError if a flag has no value that it takes; other words are not looked at."""
-    _read(_parser(tuple(flags)), flags, words, (), takes_any=True)
+    _read(_parser(tuple(flags)), flags, argv, (), takes_any=True)
 
 
 @cache
@@ -150,20 +150,20 @@ def _parser(flags: tuple[Flag, ...]) -> _Parser:
 def _read(
     parser: _Parser,
     flags: Sequence[Flag],
-    words: Sequence[str],
+    argv: Sequence[str],
     names: Collection[str],
     takes_any: bool,
 ) -> _Values:
     """The values that words give to flags, and the words that belong to none."""
     try:
-        given, unknown = parser.parse_known_args(spelling.usual(words))
+        namespace, unknown = parser.parse_known_args(spelling.usual(argv))
     except argparse.ArgumentError as error:
         raise SettingError(_misused(flags, error)) from None
     if unknown and not takes_any:
         raise SettingError(unknown_words(unknown, names))
-    found = vars(given)
+    parsed = vars(namespace)
     values = {
-        flag.name: kinds.value(flag, found[flag.name]) for flag in flags if flag.name in found
+        flag.name: kinds.value(flag, parsed[flag.name]) for flag in flags if flag.name in parsed
     }
     return values, unknown
 
@@ -182,19 +182,19 @@ def _misused(flags: Sequence[Flag], error: argparse.ArgumentError) -> str:
 
 
 def unknown_words(
-    words: Sequence[str], names: Collection[str], help_of: str = "serve --help=all"
+    argv: Sequence[str], names: Collection[str], help_of: str = "serve --help=all"
 ) -> str:
     """The sentence for words that no flag takes, of which it names one.
 
     Args:
-        words: those.
+        argv: those.
         names: of the flags that there are.
         help_of: the command that lists them.
     """
-    flag = next((word for word in words if re.match("-{1,2}[A-Za-z]", word)), None)
+    flag = next((word for word in argv if re.match("-{1,2}[A-Za-z]", word)), None)
     if flag is None:
         return (
-            f"found {words[0]!r}, which belongs to no flag; leave it out, or give the checkpoint "
+            f"found {argv[0]!r}, which belongs to no flag; leave it out, or give the checkpoint "
             "once, right after the command."
         )
     name = re.split("[.=]", flag, maxsplit=1)[0]

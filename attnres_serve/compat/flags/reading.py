@@ -64,13 +64,13 @@ def of_parser(parser: argparse.ArgumentParser, of_engine: Container[str] = ()) -
     ]
 
 
-def _flag(action: argparse.Action, words: list[str], of_engine: bool) -> Flag:
+def _flag(action: argparse.Action, spellings: list[str], of_engine: bool) -> Flag:
     kind, is_optional = _kind(action.type)
     made = {"_AppendAction": rows.APPEND, "LoRAParserAction": rows.ADAPTERS}
     is_switch = action.nargs == 0
-    off = tuple(word for word in words if is_switch and not _turns_on(action, word))
+    off = tuple(word for word in spellings if is_switch and not _turns_on(action, word))
     return Flag(
-        spellings=tuple(word for word in words if word not in off),
+        spellings=tuple(word for word in spellings if word not in off),
         name=action.dest,
         off=off,
         action=rows.SWITCH if is_switch else made.get(type(action).__name__, rows.STORE),
@@ -86,9 +86,9 @@ def _flag(action: argparse.Action, words: list[str], of_engine: bool) -> Flag:
 
 def _turns_on(action: argparse.Action, word: str) -> bool:
     """Whether a spelling of a switch turns it on; each vLLM has its own class of them."""
-    told = argparse.Namespace()
-    action(argparse.ArgumentParser(), told, [], word)
-    return bool(getattr(told, action.dest))
+    namespace = argparse.Namespace()
+    action(argparse.ArgumentParser(), namespace, [], word)
+    return bool(getattr(namespace, action.dest))
 
 
 def _kind(read: Any) -> tuple[str | None, bool]:
@@ -98,16 +98,18 @@ def _kind(read: Any) -> tuple[str | None, bool]:
         (inner,) = (cell.cell_contents for cell in read.__closure__)  # type: ignore[union-attr]
         return _kind(inner)[0], name == "_optional_type"
     if name == "<lambda>":
-        return next((kind for said, kind in UNNAMED.items() if _makes(read, *said)), None), False
+        return next(
+            (kind for example, kind in UNNAMED.items() if _makes(read, *example)), None
+        ), False
     return KINDS.get(name), False
 
 
 def _makes(read: Callable[[str], Any], word: str, value: Any) -> bool:
     try:
-        found = read(word)
+        result = read(word)
     except Exception:  # another function, which may do anything
         return False
-    return (tuple(found) if isinstance(found, list) else found) == value
+    return (tuple(result) if isinstance(result, list) else result) == value
 
 
 def _plain(value: Any) -> Any:

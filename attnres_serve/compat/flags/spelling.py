@@ -32,24 +32,24 @@ def dashed(word: str) -> str:
     return begin.replace("_", "-") + dot + keys + equals + value
 
 
-def usual(words: Sequence[str]) -> list[str]:
+def usual(argv: Sequence[str]) -> list[str]:
     """Words with dashes in names, ``-O3`` written out, and keys behind dots as one JSON object."""
-    found: list[str] = []
-    for place, word in enumerate(words):
+    spelled: list[str] = []
+    for place, word in enumerate(argv):
         if word.startswith("-O") and word != "-O":
-            found += [LEVEL, word[3:] if word[2] == "=" else word[2:]]
-        elif word == "-O" and words[place + 1 : place + 2] in (["0"], ["1"], ["2"], ["3"]):
-            found.append(LEVEL)
+            spelled += [LEVEL, word[3:] if word[2] == "=" else word[2:]]
+        elif word == "-O" and argv[place + 1 : place + 2] in (["0"], ["1"], ["2"], ["3"]):
+            spelled.append(LEVEL)
         else:
-            found.append(dashed(word))
-    return _with_objects(found)
+            spelled.append(dashed(word))
+    return _with_objects(spelled)
 
 
-def _with_objects(words: list[str]) -> list[str]:
+def _with_objects(argv: list[str]) -> list[str]:
     """Words in which ``--flag.a.b 1`` is ``--flag {"a": {"b": 1}}``, behind all others."""
     others: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
-    rest = iter(words)
+    rest = iter(argv)
     for word in rest:
         name, equals, value = word.partition("=")
         if not (word.startswith("-") and "." in name):
@@ -89,19 +89,19 @@ def _merge(known: dict[str, Any], more: dict[str, Any]) -> None:
             known[key] = value
 
 
-def config(words: Sequence[str]) -> tuple[str, list[str]]:
+def config(argv: Sequence[str]) -> tuple[str, list[str]]:
     """The file that ``--config`` names, empty where it is not given, and the other words.
 
     Raises:
         SettingError: vLLM would fail at the flag.
     """
-    places = [place for place, word in enumerate(words) if word.partition("=")[0] == CONFIG]
+    places = [place for place, word in enumerate(argv) if word.partition("=")[0] == CONFIG]
     if not places:
-        return "", [*words]
-    path = ([*words][places[0] + 1 :] or [""])[0]
-    if len(places) > 1 or "=" in words[places[0]] or not path.endswith((".yaml", ".yml")):
+        return "", [*argv]
+    path = ([*argv][places[0] + 1 :] or [""])[0]
+    if len(places) > 1 or "=" in argv[places[0]] or not path.endswith((".yaml", ".yml")):
         raise SettingError(
-            f"found {' '.join(words[places[0] :][:2])}; expected {CONFIG} FILE once, with a space "
+            f"found {' '.join(argv[places[0] :][:2])}; expected {CONFIG} FILE once, with a space "
             "before the name and a file that ends with .yaml."
         )
-    return path, [*words[: places[0]], *words[places[0] + 2 :]]
+    return path, [*argv[: places[0]], *argv[places[0] + 2 :]]

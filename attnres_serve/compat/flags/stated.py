@@ -11,11 +11,11 @@ class Stated(NamedTuple):
     """One such flag.
 
     Attributes:
-        words: it has on a command line; none where it says what holds without it.
+        argv: it has on a command line; none where it says what holds without it.
         place: where it stands, as a sentence begins that refuses it.
     """
 
-    words: list[str]
+    argv: list[str]
     place: str
 
 

@@ -37,9 +37,9 @@ def of_installed() -> tuple[tuple[Flag, ...], bool]:
     release, _, build = version.partition("+")
     is_whole = not entry_points(group="vllm.platform_plugins")
     is_released = re.fullmatch(r"(cpu|cu\d+|rocm\d+|xpu)?", build) is not None
-    found = shipped(release) if is_released else ()
-    found = found or (_remembered(version) if version else ())
-    return (found, is_whole) if found else (shipped(releases()[-1]), False)
+    flags = shipped(release) if is_released else ()
+    flags = flags or (_remembered(version) if version else ())
+    return (flags, is_whole) if flags else (shipped(releases()[-1]), False)
 
 
 def releases() -> list[str]:
@@ -82,13 +82,13 @@ def _remembered(version: str) -> tuple[Flag, ...]:
         file = cache_folder.made() / f"flags-{version}-{_digest()}.json"
         return _flags(file.read_text(encoding="utf-8"))
     try:
-        told = subprocess.run(
+        child = subprocess.run(
             [sys.executable, "-P", "-m", READING],
             capture_output=True,
             timeout=LONGEST,
             check=True,
         )
-        text = told.stdout.decode().splitlines()[-1]
+        text = child.stdout.decode().splitlines()[-1]
         flags = _flags(text)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return ()

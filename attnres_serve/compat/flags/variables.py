@@ -9,7 +9,7 @@ from attnres_serve.compat.flags.stated import Stated, at
 from attnres_serve.errors import SettingError
 
 PREFIX = "ATTNRES_"
-OWN = "ATTNRES_SERVE_"  # with which those begin that `serve` sets for its processes
+INTERNAL = "ATTNRES_SERVE_"  # with which those begin that `serve` sets for its processes
 SWITCHED = {"1": True, "true": True, "0": False, "false": False}
 # What Kubernetes and Docker set for a Service whose name begins like that.
 SERVICE = re.compile(r"(_SERVICE_(HOST|PORT(_\w+)?)|_PORT(_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)?)$")
@@ -35,17 +35,21 @@ def stated(
         SettingError: a variable belongs to no flag, or has no value that its flag takes.
     """
     known = {name_of(flag.long): flag for flag in ours}
-    found = []
+    entries = []
     for name, value in variables.items():
         if name in known:
             with at(name):
-                found.append(Stated(_words(known[name], value), name))
-        elif name.startswith(PREFIX) and not name.startswith(OWN) and not _of_service(name, value):
+                entries.append(Stated(_argv(known[name], value), name))
+        elif (
+            name.startswith(PREFIX)
+            and not name.startswith(INTERNAL)
+            and not _of_service(name, value)
+        ):
             raise SettingError(f"{name} is set, {_advice(name, known, names)}")
-    return found
+    return entries
 
 
-def _words(flag: Flag, value: str) -> list[str]:
+def _argv(flag: Flag, value: str) -> list[str]:
     if not value.strip():
         raise SettingError("it is set and empty; give it a value or unset it.")
     if flag.action != SWITCH:
@@ -56,8 +60,8 @@ def _words(flag: Flag, value: str) -> list[str]:
 
 
 def _of_service(name: str, value: str) -> bool:
-    found = SERVICE.search(name)
-    return found is not None and (found[0] != "_PORT" or ADDRESS.match(value) is not None)
+    match = SERVICE.search(name)
+    return match is not None and (match[0] != "_PORT" or ADDRESS.match(value) is not None)
 
 
 def _advice(name: str, known: Collection[str], names: Collection[str]) -> str:

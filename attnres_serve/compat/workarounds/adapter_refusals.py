@@ -17,7 +17,7 @@ from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.lora import files, refusals
 
 
-def _in_a_sentence(own: Any) -> Any:
+def _in_a_sentence(original: Any) -> Any:
     """Have a server of an AttnRes model refuse adapters with 400 and one sentence."""
     from vllm.entrypoints.openai.models import serving
 
@@ -25,7 +25,7 @@ def _in_a_sentence(own: Any) -> Any:
         config, name = self.engine_client.vllm_config, request.lora_name
         reason = await asyncio.to_thread(_problem, config, name, request.lora_path)
         if reason is None:
-            answer = await own(self, request, base_model_name)
+            answer = await original(self, request, base_model_name)
             if isinstance(answer, str):  # it was loaded
                 return answer
             reason = refusals.refusal_in(answer.error.message, name)
@@ -52,8 +52,8 @@ def _problem(vllm_config: Any, name: str, place: str) -> str | None:
         has_table=lambda *_: True,  # the workers have the table
         dtype=vllm_config.lora_config.lora_dtype,
     )
-    found = files.problem(folder, model)
-    return found and f"{refusals.name_of(name)} {found}"
+    problem = files.problem(folder, model)
+    return problem and f"{refusals.name_of(name)} {problem}"
 
 
 PATCH = Patch(

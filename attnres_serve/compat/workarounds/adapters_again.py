@@ -110,16 +110,16 @@ class Contents:
 
 def _stamp(folder: Path) -> Stamp:
     """What changes with the files of an adapter, without reading them."""
-    found = ((path.name, path.stat()) for path in _files(folder))
-    return tuple((n, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for n, s in found)
+    stats = ((path.name, path.stat()) for path in _files(folder))
+    return tuple((n, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for n, s in stats)
 
 
 def _content(folder: Path) -> bytes:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in _files(folder):
         with path.open("rb") as file:
-            found.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return found.digest()
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.digest()
 
 
 def _files(folder: Path) -> list[Path]:

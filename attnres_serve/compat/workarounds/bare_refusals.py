@@ -8,7 +8,7 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 
 
-def _alone(own: Any) -> Any:
+def _alone(original: Any) -> Any:
     """Have an error say its sentence, and no more."""
 
     def __str__(self) -> str:

@@ -31,8 +31,8 @@ def _quoting(make: Any) -> Any:
     return __init__
 
 
-def _joined(words: list[str]) -> str:
-    return "".join(f"{word} " for word in words)
+def _joined(arguments: list[str]) -> str:
+    return "".join(f"{word} " for word in arguments)
 
 
 def _escaping(probe: Any) -> Any:

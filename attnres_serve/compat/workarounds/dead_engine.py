@@ -37,26 +37,26 @@ def cause() -> str | None:
         status = engine.exitcode
         if status is not None and status < 0:
             return f"the engine {how_it_ended(status)}"
-        if told := _told(engine.pid):
-            return f"the engine failed: {told}"
+        if failure := _failure(engine.pid):
+            return f"the engine failed: {failure}"
         if status is not None:
             return f"the engine {how_it_ended(status)}"
     return None
 
 
-def _told(engine: int) -> str | None:
+def _failure(engine: int) -> str | None:
     """What ended an engine by its own words, or by those of the worker that it refers to."""
-    told = record.read()
-    reason = told.pop(engine, None)
+    reasons = record.read()
+    reason = reasons.pop(engine, None)
     if reason is not None and refers(reason):
-        return next((other for other in reversed(told.values()) if not refers(other)), reason)
+        return next((other for other in reversed(reasons.values()) if not refers(other)), reason)
     return reason
 
 
 def sentence() -> str:
     """What a client is told."""
-    said = cause() or UNKNOWN
-    return sentences.between(said[:1].upper(), said[1:], ADVICE)
+    reason = cause() or UNKNOWN
+    return sentences.between(reason[:1].upper(), reason[1:], ADVICE)
 
 
 def end_calls(client) -> None:
@@ -72,11 +72,11 @@ def end_calls(client) -> None:
             call.set_exception(EngineDeadError())
 
 
-def _unavailable(own: Any) -> Any:
+def _unavailable(original: Any) -> Any:
     """Give the error of a dead engine the status of a server that is not there."""
 
-    def __init__(self, **given: Any) -> None:
-        own(self, **given)
+    def __init__(self, **options: Any) -> None:
+        original(self, **options)
         if self.error.message.endswith(ADVICE):
             self.error.code, self.error.type = STATUS, TYPE
 
@@ -85,7 +85,7 @@ def _unavailable(own: Any) -> Any:
 
 PATCH = Patch(  # of every answer that there is not, and of the log
     targets=("vllm.v1.engine.exceptions:EngineDeadError.__str__",),
-    make=lambda own: lambda self: sentence(),
+    make=lambda original: lambda self: sentence(),
     why="answers named a stack trace above",
     models="every model of our server",
     first=(0, 28),
@@ -105,7 +105,7 @@ EARLIER = replace(
 )
 END = Patch(  # ``server.lifecycle`` ends the server
     targets=("vllm.entrypoints.serve.exception_handling.handlers.vllm_error:terminate_if_errored",),
-    make=lambda own: lambda server, engine: None,
+    make=lambda original: lambda server, engine: None,
     why="the first request that failed ended the server, and others found nobody",
     models="every model of our server",
     first=(0, 28),

@@ -21,8 +21,8 @@ def _of_eagles_kind(bases: tuple[type, ...]) -> tuple[type, ...]:
         return bases
 
     class OfAGroup(EagleProposer):
-        def __init__(self, **given) -> None:
-            SpecDecodeBaseProposer.__init__(self, **given)
+        def __init__(self, **options) -> None:
+            SpecDecodeBaseProposer.__init__(self, **options)
 
         def validate_same_kv_cache_group(self, kv_cache_config) -> None:
             try:

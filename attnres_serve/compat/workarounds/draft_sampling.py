@@ -20,13 +20,13 @@ def repeated(x: Any, ends: Any, count: int, replace_from: float = 0, replace_to:
         replace_from: this value gives way to ``replace_to``.
         replace_to: see there.
     """
-    own = ends.diff(prepend=ends.new_zeros(1))
-    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(own, output_size=count)
+    drafts = ends.diff(prepend=ends.new_zeros(1))
+    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(drafts, output_size=count)
 
 
 PATCH = Patch(
     targets=("vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",),
-    make=lambda own: repeated,
+    make=lambda original: repeated,
     why="drafts were sampled at no temperature",
     models="AttnRes models on CPU with `--speculative-config`",
     first=(0, 28),

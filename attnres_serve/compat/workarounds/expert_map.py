@@ -9,21 +9,21 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 
 
-def _of_this_worker(own: Any) -> Any:
+def _of_this_worker(original: Any) -> Any:
     """Number experts as this worker does, and weigh those of other workers by 0."""
     import torch
 
-    def apply(self, *, expert_map, **given):  # vLLM's calls are by keywords
+    def apply(self, *, expert_map, **options):  # vLLM's calls are by keywords
         if expert_map is not None:
-            if given["apply_router_weight_on_input"]:  # the input is weighed already
-                given |= {
-                    "topk_weights": torch.ones_like(given["topk_weights"]),
+            if options["apply_router_weight_on_input"]:  # the input is weighed already
+                options |= {
+                    "topk_weights": torch.ones_like(options["topk_weights"]),
                     "apply_router_weight_on_input": False,
                 }
-            given["topk_weights"], given["topk_ids"] = local_experts(
-                given["topk_weights"], given["topk_ids"], expert_map
+            options["topk_weights"], options["topk_ids"] = local_experts(
+                options["topk_weights"], options["topk_ids"], expert_map
             )
-        own(self, expert_map=None, **given)
+        original(self, expert_map=None, **options)
 
     return apply
 

@@ -10,7 +10,7 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 
 
-def _as_without_adapters(own: Any) -> Any:
+def _as_without_adapters(original: Any) -> Any:
     """Let experts on CPU run by the kernel that they have without LoRA.
 
     Adapters of experts are refused before, see ``compat.rules``.
@@ -18,7 +18,7 @@ def _as_without_adapters(own: Any) -> Any:
 
     def select_unquantized_moe_backend(moe_config):
         moe_config.is_lora_enabled = False
-        return own(moe_config)
+        return original(moe_config)
 
     return select_unquantized_moe_backend
 

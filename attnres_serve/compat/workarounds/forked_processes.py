@@ -42,7 +42,7 @@ PATCH = Patch(
         "vllm.v1.engine.utils:get_mp_context",
         "vllm.v1.executor.multiproc_executor:get_mp_context",
     ),
-    make=lambda own: _Context,
+    make=lambda original: _Context,
     why="engines and workers on CPU imported vLLM anew, half of a start",
     models="every model of `attnres-serve` on CPU, with Intel's OpenMP",
     first=(0, 28),

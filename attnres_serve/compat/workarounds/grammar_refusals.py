@@ -25,13 +25,13 @@ ELSEWHERE = {
 }
 
 
-def _in_a_sentence(own: Any) -> Any:
+def _in_a_sentence(original: Any) -> Any:
     """Have every server refuse such grammars in one sentence that names the field."""
 
     def _validate_structured_outputs(self, *rest, **options):
         field = field_of(self.structured_outputs)
         try:
-            own(self, *rest, **options)
+            original(self, *rest, **options)
         except Exception as error:  # whatever a compiler raises at a grammar
             raise refusal(f"{field} cannot be compiled ({reason(str(error))}).") from error
 
@@ -45,17 +45,17 @@ def field_of(outputs) -> str:
         outputs: vLLM's ``StructuredOutputsParams``, or None.
     """
     fields = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-    found = next((name for name in fields if getattr(outputs, name, None) is not None), None)
-    if found is None:
+    field = next((name for name in fields if getattr(outputs, name, None) is not None), None)
+    if field is None:
         return "`structured_outputs`"
-    others = ELSEWHERE.get(found)
-    return f"`structured_outputs.{found}`" + (f" or that of {others}" if others else "")
+    others = ELSEWHERE.get(field)
+    return f"`structured_outputs.{field}`" + (f" or that of {others}" if others else "")
 
 
-def reason(said: str) -> str:
+def reason(message: str) -> str:
     """What a compiler says, in a part of a sentence."""
-    error = re.search(r"^error: (.+)$", said, re.MULTILINE)  # below a drawing of the place
-    line = error[1] if error else said.strip().partition("\n")[0]
+    error = re.search(r"^error: (.+)$", message, re.MULTILINE)  # below a drawing of the place
+    line = error[1] if error else message.strip().partition("\n")[0]
     line = re.sub(r"^((Grammar error|Invalid grammar specification): )+", "", line).rstrip(".")
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 

@@ -29,13 +29,13 @@ def without_row(request, rows: int) -> str | None:
     sampling = request.sampling_params
     parts: dict[str, Iterable[int]] = {"the prompt": request.prompt_token_ids or ()}
     if sampling is not None:
-        words = sampling.bad_words_token_ids or ()
-        parts["`bad_words`"] = [token for word in words for token in word]
+        bad_words = sampling.bad_words_token_ids or ()
+        parts["`bad_words`"] = [token for word in bad_words for token in word]
         if sampling.min_tokens:
             parts["what ends an answer, beside `min_tokens`"] = sampling.all_stop_token_ids
     for part, ids in parts.items():
-        if found := _outside(ids, part, rows):
-            return found
+        if problem := _outside(ids, part, rows):
+            return problem
     return None
 
 
@@ -50,8 +50,8 @@ def name_the_field(client) -> None:
     def require_known(ids: Iterable[int], part: str) -> None:
         if renderer.tokenizer is not None:
             rows_of_both = max(rows, renderer.tokenizer.max_token_id + 1)
-            if found := _outside(ids, part, rows_of_both):
-                raise refusal(found)
+            if problem := _outside(ids, part, rows_of_both):
+                raise refusal(problem)
 
     def validate_token_ids(token_ids, *, parameter=None) -> None:
         require_known(token_ids, f"`{parameter or 'prompt'}`")
@@ -64,17 +64,17 @@ def name_the_field(client) -> None:
         return _detokenize_prompt_async
 
     if VALIDATES.is_due():
-        VALIDATES.apply_to(renderer, lambda own: validate_token_ids)
+        VALIDATES.apply_to(renderer, lambda original: validate_token_ids)
     DECODES.apply_to(renderer, detokenizing)
 
 
 def _outside(ids: Iterable[int], part: str, rows: int) -> str | None:
     """Error sentence for the first id that is not below ``rows``."""
-    found = next((token for token in ids if not 0 <= token < rows), None)
-    if found is None:
+    outside = next((token for token in ids if not 0 <= token < rows), None)
+    if outside is None:
         return None
     return (
-        f"Token {found} of {part} is not in the vocabulary of {rows} tokens; the model has "
+        f"Token {outside} of {part} is not in the vocabulary of {rows} tokens; the model has "
         f"those from 0 to {rows - 1}."
     )
 

@@ -12,13 +12,13 @@ from attnres_serve.compat import host
 from attnres_serve.compat.patch import Patch
 
 
-def _cutting(own: Any) -> Any:
+def _cutting(original: Any) -> Any:
     """Cut the message of every error that vLLM's routes answer."""
 
-    def __init__(self, **given: Any) -> None:
-        if isinstance(given.get("message"), str):
-            given["message"] = for_client(given["message"])
-        own(self, **given)
+    def __init__(self, **options: Any) -> None:
+        if isinstance(options.get("message"), str):
+            options["message"] = for_client(options["message"])
+        original(self, **options)
 
     return __init__
 

@@ -11,7 +11,7 @@ from attnres_serve.compat.patch import Patch
 ERROR = 'data: {"error":'
 
 
-def _with_errors(own: Any) -> Any:
+def _with_errors(original: Any) -> Any:
     """Have such a stream end by Anthropic's event of the type ``error``."""
 
     async def message_stream_converter(self, generator):
@@ -24,11 +24,11 @@ def _with_errors(own: Any) -> Any:
                     return
                 yield item
 
-        async for event in own(self, until_error()):
+        async for event in original(self, until_error()):
             yield event
         if error:
-            said = {"type": error["type"], "message": error["message"]}
-            yield f"event: error\ndata: {json.dumps({'type': 'error', 'error': said})}\n\n"
+            content = {"type": error["type"], "message": error["message"]}
+            yield f"event: error\ndata: {json.dumps({'type': 'error', 'error': content})}\n\n"
 
     return message_stream_converter
 

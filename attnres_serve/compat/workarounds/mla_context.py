@@ -10,14 +10,14 @@ from attnres_serve.compat.patch import Patch
 from attnres_serve.families import BY_ARCHITECTURE
 
 
-def _keeping(own: Any) -> Any:
+def _keeping(original: Any) -> Any:
     """Leave both as they are in AttnRes models."""
 
     def check_and_update_config(cls, vllm_config) -> None:
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
         chunks, tokens = scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens
         caches = cache.enable_prefix_caching
-        own(vllm_config)
+        original(vllm_config)
         if _is_ours(vllm_config.model_config):
             scheduler.enable_chunked_prefill, cache.enable_prefix_caching = chunks, caches
             vllm_config.scheduler_config.max_num_batched_tokens = tokens

@@ -11,11 +11,11 @@ from attnres_serve.compat import openai_app
 from attnres_serve.compat.patch import Patch
 
 
-def _listing_names(own: Any) -> Any:
+def _listing_names(original: Any) -> Any:
     """Have every route that vLLM serves list the names of models and adapters."""
 
     async def _check_model(self, request):
-        answer = await own(self, request)
+        answer = await original(self, request)
         if answer is not None and answer.error.code == HTTPStatus.NOT_FOUND:
             answer.error.message = openai_app.no_such_model(self.models, request.model)
         return answer

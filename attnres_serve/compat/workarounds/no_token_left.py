@@ -73,7 +73,7 @@ def _ends(sampling) -> set[int]:
     return sampling.all_stop_token_ids
 
 
-def _ending_answers(own: Any) -> Any:
+def _ending_answers(original: Any) -> Any:
     """Have schedulers end answers of AttnRes models before a token that is forbidden.
 
     All of them were, or it would not have been sampled.
@@ -84,8 +84,8 @@ def _ending_answers(own: Any) -> Any:
         is_ours = engine_config.has_attn_res(self.vllm_config)
         count = permitted(self, request, new_token_ids) if is_ours else len(new_token_ids)
         if count == len(new_token_ids):
-            return own(self, request, new_token_ids, *rest, **options)
-        tokens, stopped = own(self, request, new_token_ids[:count], *rest, **options)
+            return original(self, request, new_token_ids, *rest, **options)
+        tokens, stopped = original(self, request, new_token_ids[:count], *rest, **options)
         if not stopped:
             request.status, request.stop_reason = RequestStatus.FINISHED_ABORTED, REASON
             request.resumable = False  # a session does not go on from here
@@ -116,8 +116,8 @@ def permitted(scheduler, request, tokens: Sequence[int]) -> int:
 
 
 def _permitted_by_lists(request, sampling, tokens: Sequence[int]) -> int:
-    allowed, words, ends = _allowed(request, sampling), _bad_words(sampling), _ends(sampling)
-    reach = max(map(len, words), default=0)
+    allowed, bad_words, ends = _allowed(request, sampling), _bad_words(sampling), _ends(sampling)
+    reach = max(map(len, bad_words), default=0)
     past = [*request.output_token_ids[-reach:]] if reach else []
     for number, token in enumerate(tokens):
         past.append(token)
@@ -125,7 +125,7 @@ def _permitted_by_lists(request, sampling, tokens: Sequence[int]) -> int:
         if (
             (allowed and token not in allowed)
             or (is_early and token in ends)
-            or any(past[-len(word) :] == [*word] for word in words)
+            or any(past[-len(word) :] == [*word] for word in bad_words)
         ):
             return number
     return len(tokens)
@@ -158,7 +158,7 @@ def _permitted_by_grammar(scheduler, request, tokens: Sequence[int]) -> int:
 
 def constraints(sampling) -> list[str]:
     """The fields of a request that forbid tokens."""
-    found = {
+    fields = {
         "`allowed_token_ids`": sampling.allowed_token_ids,
         "`bad_words`": sampling.bad_words_token_ids or sampling.bad_words,
         "`min_tokens`": sampling.min_tokens,
@@ -166,7 +166,7 @@ def constraints(sampling) -> list[str]:
             sampling.structured_outputs
         ),
     }
-    return [field for field, value in found.items() if value]
+    return [field for field, value in fields.items() if value]
 
 
 def _refusing_dead_ends(generate: Callable[..., AsyncGenerator[Any, None]]) -> Any:

@@ -63,13 +63,13 @@ def _coordinate(*args, **options) -> None:
     run(*args, **options)
 
 
-def _ending_with_parent(own: Callable) -> staticmethod:
+def _ending_with_parent(original: Callable) -> staticmethod:
     """Let the process that coordinates data-parallel engines end with its parent.
 
     It loads no plugins, so the server starts ``_coordinate`` there instead of vLLM's function.
     """
     global _COORDINATE
-    _COORDINATE = own
+    _COORDINATE = original
     return staticmethod(_coordinate)
 
 

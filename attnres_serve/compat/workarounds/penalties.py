@@ -28,11 +28,11 @@ def problem(sampling) -> str | None:
     """
     if sampling is None or LEAST <= sampling.repetition_penalty <= MOST:
         return None
-    found = sampling.repetition_penalty
-    return f"`repetition_penalty` is {found:g}; expected {LEAST:g} to {MOST:g}, and 1 for none."
+    penalty = sampling.repetition_penalty
+    return f"`repetition_penalty` is {penalty:g}; expected {LEAST:g} to {MOST:g}, and 1 for none."
 
 
-def _refusing_overflowing(own: Any) -> Any:
+def _refusing_overflowing(original: Any) -> Any:
     """Have every server refuse beam searches with such a length penalty."""
 
     def beam_search(self, prompt, request_id, params, *rest, **options):
@@ -41,7 +41,7 @@ def _refusing_overflowing(own: Any) -> Any:
                 f"`length_penalty` is {params.length_penalty:g}; expected {-STEEPEST:g} to "
                 f"{STEEPEST:g}."
             )
-        return own(self, prompt, request_id, params, *rest, **options)
+        return original(self, prompt, request_id, params, *rest, **options)
 
     return beam_search
 

@@ -11,14 +11,14 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 
 
-def _keeping(own: Any) -> Any:
+def _keeping(original: Any) -> Any:
     """Keep them where outputs are merged."""
 
-    @wraps(own)
+    @wraps(original)
     def add(self, next_output, aggregate):
         if not self.prompt_logprobs:  # those of another answer are the same
             vars(self).update(prompt_logprobs=next_output.prompt_logprobs)
-        own(self, next_output, aggregate)
+        original(self, next_output, aggregate)
 
     return add
 

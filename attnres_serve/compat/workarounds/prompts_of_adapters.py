@@ -13,24 +13,24 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 
 
-def _telling_whose_rows(own: Any) -> Any:
+def _telling_whose_rows(original: Any) -> Any:
     """Let the runner compute them request by request, with its own adapter."""
 
     def _get_prompt_logprobs_dict(self, hidden_states, num_scheduled_tokens):
-        asked = self.num_prompt_logprobs
-        if not asked or self.lora_config is None:
-            return own(self, hidden_states, num_scheduled_tokens)
-        found: dict[str, Any] = {}
+        pending = self.num_prompt_logprobs
+        if not pending or self.lora_config is None:
+            return original(self, hidden_states, num_scheduled_tokens)
+        logprobs: dict[str, Any] = {}
         unfinished: dict[str, int] = {}
-        for name, count in list(asked.items()):
-            asked.clear()
-            asked[name] = count
+        for name, count in list(pending.items()):
+            pending.clear()
+            pending[name] = count
             with _rows_of(self.lora_manager._adapter_manager, self.requests[name]):
-                found |= own(self, hidden_states, num_scheduled_tokens)
-            unfinished |= asked  # empty where the last rows of its prompt were computed
-        asked.clear()
-        asked.update(unfinished)
-        return found
+                logprobs |= original(self, hidden_states, num_scheduled_tokens)
+            unfinished |= pending  # empty where the last rows of its prompt were computed
+        pending.clear()
+        pending.update(unfinished)
+        return logprobs
 
     return _get_prompt_logprobs_dict
 

@@ -24,7 +24,9 @@ STEPS = (INIT, SHUTDOWN, START, START_DRAFT, PIECE, FINISH)
 FORMATS = ("auto", "safetensors", "dummy")  # of --load-format, with which a start was tried
 QUANTIZED = (None, "compressed-tensors")
 SINCE = (0, 32)  # the first vLLM with which this was tried
-ASKED = "attn_res_asked"  # an argument for workers: it comes from here, and the cache is empty
+FROM_ENGINE = (
+    "attn_res_asked"  # an argument for workers: it comes from here, and the cache is empty
+)
 FILE = "attn_res_file"  # the same: a file of tensors
 BACKEND = "shared_memory"
 WAY = "start a new engine with the new weights."
@@ -55,8 +57,8 @@ def problem(vllm_config: Any) -> str | None:
         "with LoRA adapters": engine_config.uses_lora(vllm_config),
         f"with --load-format {load_format}": load_format not in FORMATS,
     }
-    found = next((reason for reason, is_so in reasons.items() if is_so), None)
-    return found and f"weights cannot be replaced in a running engine {found}; {WAY}"
+    applies = next((reason for reason, is_so in reasons.items() if is_so), None)
+    return applies and f"weights cannot be replaced in a running engine {applies}; {WAY}"
 
 
 def check_start(vllm_config: Any) -> None:
@@ -69,8 +71,8 @@ def check_start(vllm_config: Any) -> None:
             f"--weight-transfer-config asks for {transfer.backend}, with which AttnRes models were "
             f'never tried; use {{"backend": "{BACKEND}"}}.'
         )
-    if (found := problem(vllm_config)) is not None:
-        raise SettingError(found)
+    if (sentence := problem(vllm_config)) is not None:
+        raise SettingError(sentence)
 
 
 def offer() -> None:
@@ -83,7 +85,7 @@ def offer() -> None:
         )
 
 
-def _reloading(own: Any) -> Any:
+def _reloading(original: Any) -> Any:
     """Have a worker of an AttnRes model validate all weights first, and load them as a whole."""
 
     def reload_weights(
@@ -97,7 +99,7 @@ def _reloading(own: Any) -> Any:
     ):
         model = self.get_model()
         if not hasattr(model, "attn_res_base"):
-            return own(self, weights_iterator, weights_path, is_checkpoint_format)
+            return original(self, weights_iterator, weights_path, is_checkpoint_format)
 
         def reload() -> None:
             if not attn_res_asked:
@@ -127,20 +129,20 @@ def _reloading(own: Any) -> Any:
     return reload_weights
 
 
-def _stepping(own: Any) -> Any:
+def _stepping(original: Any) -> Any:
     """Have a worker of an AttnRes model answer what is wrong with a step of an update."""
-    name = own.__name__
+    name = original.__name__
 
     def step(self, *args, **kwargs):
         model = self.get_model()
         if not hasattr(model, "attn_res_base"):
-            return own(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
 
         def go() -> None:
             if name not in (PIECE, FINISH):
                 _discard(self)  # what was begun and given up
             try:
-                own(self, *args, **kwargs)
+                original(self, *args, **kwargs)
                 if name in (START, START_DRAFT):
                     engine = self.weight_transfer_engine
                     engine.update = model.attn_res_begin(self, name == START_DRAFT, engine.partial)
@@ -165,21 +167,23 @@ def _discard(worker: Any) -> None:
 
 def _answer(worker: Any, call: Any) -> dict[str, Any]:
     """What a call of a worker's comes to: what is wrong, and whose weights are not whole."""
-    said = None
+    problem = None
     try:
         with engine_config.current(worker.vllm_config):
             call()
     except (CheckpointError, SettingError) as error:
-        said = str(error)
+        problem = str(error)
     except Exception as error:
         host.logger().exception("AttnRes: weights could not be replaced")
-        said = f"weights could not be replaced ({first_line(error)}); the engine's log says more."
-    return {"problem": said, "broken": sorted(getattr(worker, "attn_res_broken", ()))}
+        problem = (
+            f"weights could not be replaced ({first_line(error)}); the engine's log says more."
+        )
+    return {"problem": problem, "broken": sorted(getattr(worker, "attn_res_broken", ()))}
 
 
-def _recording(own: Any) -> Any:
+def _recording(original: Any) -> Any:
     def record_metadata_for_reloading(model):
-        own(model)
+        original(model)
         renewal.blanks[model] = renewal.Blank(model)
 
     return record_metadata_for_reloading

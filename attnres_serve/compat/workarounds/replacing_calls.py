@@ -16,9 +16,9 @@ from attnres_serve.compat import device, engine_config, tensor_file
 from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.renewal import DRAFT, TARGET
 from attnres_serve.compat.workarounds.replaced_weights import (
-    ASKED,
     FILE,
     FINISH,
+    FROM_ENGINE,
     PIECE,
     RELOAD,
     SHUTDOWN,
@@ -56,49 +56,49 @@ class NotWholeError(SettingError):
     """The weights of an engine are not whole."""
 
 
-def _asking(own: Any) -> Any:
+def _asking(original: Any) -> Any:
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         if not _is_ours(self, method):
-            answers = own(self, method, timeout, args, kwargs)
+            answers = original(self, method, timeout, args, kwargs)
             if method == TRACE:  # an update before it may have failed since it was sent
                 check_whole(self)
             return answers
         _check_order(self, method)
-        with _given(self, method, args, kwargs) as (args, kwargs):
+        with _worker_arguments(self, method, args, kwargs) as (args, kwargs):
             if method in CHANGING:
                 _require_idle(self)
                 _require_empty(self.reset_prefix_cache())
             with _known(self):
-                answers = own(self, method, timeout, args, kwargs)
+                answers = original(self, method, timeout, args, kwargs)
                 if _is_update_over(method, answers):
-                    own(self, SHUTDOWN, timeout, (), {})
+                    original(self, SHUTDOWN, timeout, (), {})
             return _read(self, method, answers)
 
     return collective_rpc
 
 
-def _asking_async(own: Any) -> Any:
+def _asking_async(original: Any) -> Any:
     async def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         if not _is_ours(self, method):
-            answers = await own(self, method, timeout, args, kwargs)
+            answers = await original(self, method, timeout, args, kwargs)
             if method == TRACE:  # an update before it may have failed since it was sent
                 check_whole(self)
             return answers
 
         async def ask(args, kwargs):
             with _known(self):
-                answers = await own(self, method, timeout, args, kwargs)
+                answers = await original(self, method, timeout, args, kwargs)
                 if _is_update_over(method, answers):
-                    await own(self, SHUTDOWN, timeout, (), {})
+                    await original(self, SHUTDOWN, timeout, (), {})
             return _read(self, method, answers)
 
         async with turn(self):
             _check_order(self, method)
-            with _given(self, method, args, kwargs) as given:
+            with _worker_arguments(self, method, args, kwargs) as arguments:
                 if method not in CHANGING:
-                    return await ask(*given)
+                    return await ask(*arguments)
                 async with still(self):
-                    return await ask(*given)
+                    return await ask(*arguments)
 
     return collective_rpc
 
@@ -139,8 +139,8 @@ def _known(engine: Any) -> Iterator[None]:
         yield
     except BaseException as error:
         setattr(engine, _STARTED, None)
-        said = f"a call did not end, so what workers have is unknown: {first_line(error)}"
-        set_problem(engine, TARGET, said)
+        reason = f"a call did not end, so what workers have is unknown: {first_line(error)}"
+        set_problem(engine, TARGET, reason)
         raise
 
 
@@ -158,8 +158,8 @@ def _is_ours(engine: Any, method: Any) -> bool:
         if method == TRACE:
             check_whole(engine)
         return False
-    if (found := problem(engine.vllm_config)) is not None:
-        raise SettingError(found)
+    if (sentence := problem(engine.vllm_config)) is not None:
+        raise SettingError(sentence)
     if method != RELOAD and engine.vllm_config.weight_transfer_config is None:
         raise SettingError(
             f"{method} needs an engine that receives weights; start it with "
@@ -181,7 +181,9 @@ def _check_order(engine: Any, method: str) -> None:
 
 
 @contextmanager
-def _given(engine: Any, method: str, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+def _worker_arguments(
+    engine: Any, method: str, args: Any, kwargs: Any
+) -> Iterator[tuple[Any, Any]]:
     """The arguments that workers get.  Tensors go to other processes in a file."""
     kwargs = dict(kwargs or {})
     if method == PIECE and any(isinstance(one, list) for one in (*args, *kwargs.values())):
@@ -197,7 +199,7 @@ def _given(engine: Any, method: str, args: Any, kwargs: Any) -> Iterator[tuple[A
         raise SettingError(
             f"{RELOAD} has no argument {unknown[0]}; it takes {', '.join(_ARGUMENTS)}."
         )
-    kwargs[ASKED] = True
+    kwargs[FROM_ENGINE] = True
     tensors = kwargs.get("weights_iterator")
     if tensors is None or engine_config.is_in_this_process(engine):
         yield (), kwargs
@@ -231,19 +233,19 @@ def _read(engine: Any, method: str, answers: list[dict[str, Any]]) -> list[None]
     Raises:
         SettingError: with what one of them found to be wrong.
     """
-    found = next((answer["problem"] for answer in answers if answer["problem"]), None)
+    problem = next((answer["problem"] for answer in answers if answer["problem"]), None)
     replaced = DRAFT if getattr(engine, _STARTED, None) == START_DRAFT else TARGET
-    if method in (START, START_DRAFT) and found is None:
+    if method in (START, START_DRAFT) and problem is None:
         setattr(engine, _STARTED, method)
-    elif method != PIECE or found is not None:  # whatever is refused ends an update
+    elif method != PIECE or problem is not None:  # whatever is refused ends an update
         setattr(engine, _STARTED, None)
     broken = {what for answer in answers for what in answer["broken"]}
     if method in CHANGING and len({answer["problem"] is None for answer in answers}) > 1:
         broken.add(replaced)  # some are new
     before = getattr(engine, _PROBLEMS, {})
-    if found is not None:
-        setattr(engine, _PROBLEMS, before | dict.fromkeys(broken, found))
-        raise (NotWholeError if broken else SettingError)(found)
+    if problem is not None:
+        setattr(engine, _PROBLEMS, before | dict.fromkeys(broken, problem))
+        raise (NotWholeError if broken else SettingError)(problem)
     if method in CHANGING:  # a draft is replaced with the target where it is a head of it
         mended = {replaced, DRAFT} - broken
         left = {what: why for what, why in before.items() if what not in mended}
@@ -254,7 +256,7 @@ def _read(engine: Any, method: str, answers: list[dict[str, Any]]) -> list[None]
 
 def set_problem(engine: Any, what: str, why: str | None) -> None:
     """Say why TARGET, DRAFT or EDITS are not whole; None where they are."""
-    others = {one: own for one, own in getattr(engine, _PROBLEMS, {}).items() if one != what}
+    others = {one: reason for one, reason in getattr(engine, _PROBLEMS, {}).items() if one != what}
     setattr(engine, _PROBLEMS, others if why is None else others | {what: why})
 
 
@@ -276,11 +278,11 @@ def why_not_whole(engine: Any) -> str | None:
 
 def check_whole(engine: Any) -> None:
     """Raise NotWholeError for an engine whose weights are not whole."""
-    if (found := why_not_whole(engine)) is not None:
-        raise NotWholeError(found)
+    if (sentence := why_not_whole(engine)) is not None:
+        raise NotWholeError(sentence)
 
 
-def _checking(own: Any) -> Any:
+def _checking(original: Any) -> Any:
     """Look at the weights before a request is taken, and again where it goes to the engine.
 
     An update may have failed since it came.
@@ -288,40 +290,40 @@ def _checking(own: Any) -> Any:
 
     def checked(self, *args, **kwargs):
         check_whole(self)
-        return own(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
     return checked
 
 
-def _adding_async(own: Any) -> Any:
+def _adding_async(original: Any) -> Any:
     async def add_request(self, *args, **kwargs):
         check_whole(self)
-        return await own(self, *args, **kwargs)
+        return await original(self, *args, **kwargs)
 
     return add_request
 
 
-def _resuming(own: Any) -> Any:
+def _resuming(original: Any) -> Any:
     async def resume_generation(self):
         async with turn(self):
             check_whole(self)
-            return await own(self)
+            return await original(self)
 
     return resume_generation
 
 
-def _sleeping(own: Any) -> Any:
+def _sleeping(original: Any) -> Any:
     def sleep(self, level=1, *args, **kwargs):
         _check_sleep(self, level)
-        return own(self, level, *args, **kwargs)
+        return original(self, level, *args, **kwargs)
 
     return sleep
 
 
-def _sleeping_async(own: Any) -> Any:
+def _sleeping_async(original: Any) -> Any:
     async def sleep(self, level=1, *args, **kwargs):
         _check_sleep(self, level)
-        return await own(self, level, *args, **kwargs)
+        return await original(self, level, *args, **kwargs)
 
     return sleep
 

@@ -15,9 +15,9 @@ def refuse_by(client, problem: Callable[[Any], str | None]) -> None:
 
     def make(assign: Callable) -> Callable:
         def assign_if_there_is_none(request) -> None:
-            found = problem(request)
-            if found:
-                raise refusal(found)
+            sentence = problem(request)
+            if sentence:
+                raise refusal(sentence)
             assign(request)
 
         return assign_if_there_is_none

@@ -8,7 +8,7 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 
 
-def _streaming_refusals(own: Any) -> Any:
+def _streaming_refusals(original: Any) -> Any:
     """Have such a stream end by OpenAI's event of the type ``error``."""
 
     async def responses_stream_generator(self, *rest, **options):
@@ -19,16 +19,16 @@ def _streaming_refusals(own: Any) -> Any:
 
         count = 0
         try:
-            async for event in own(self, *rest, **options):
+            async for event in original(self, *rest, **options):
                 yield event
                 count += 1
         except (VLLMClientError, EngineDeadError) as error:
-            said = create_error_response(error).error
+            answer = create_error_response(error).error
             yield ResponseErrorEvent(
                 type="error",
-                code=str(said.code),
-                message=said.message,
-                param=said.param,
+                code=str(answer.code),
+                message=answer.message,
+                param=answer.param,
                 sequence_number=count,
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 
 
-def _corrected(own: Any) -> Any:
+def _corrected(original: Any) -> Any:
     """Let the router choose by score and bias, and weigh by score alone.
 
     All other calls go to vLLM's own code as before.
@@ -19,7 +19,7 @@ def _corrected(own: Any) -> Any:
         bias = self.e_score_correction_bias
         is_left_out = not self.use_grouped_topk and self.custom_routing_function is None
         if bias is None or self.scoring_func != "softmax" or not is_left_out:
-            return own(self, hidden_states, router_logits, indices_type, input_ids=input_ids)
+            return original(self, hidden_states, router_logits, indices_type, input_ids=input_ids)
         return biased_top_k(router_logits, bias, self.top_k, self.renormalize)
 
     return _compute_routing

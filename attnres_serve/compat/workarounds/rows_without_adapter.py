@@ -10,13 +10,13 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 
 
-def _leaving_rows(own: Any) -> Any:
+def _leaving_rows(original: Any) -> Any:
     """Let a function that adds an adapter's part add nothing to such rows."""
 
     def expand(inputs, weights, output, numbers, *more, **options):
         """``inputs``: ``[rows, rank]``; ``numbers``: of adapters, ``[rows]``, or of one for all."""
         kept = inputs.masked_fill((numbers < 0)[:, None], 0)
-        return own(kept, weights, output, numbers, *more, **options)
+        return original(kept, weights, output, numbers, *more, **options)
 
     return expand
 

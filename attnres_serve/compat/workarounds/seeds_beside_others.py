@@ -9,13 +9,13 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 
 
-def _keeping_seeds(own: Any) -> Any:
+def _keeping_seeds(original: Any) -> Any:
     """Sample by vLLM's function for any device where a request has a seed."""
 
     def __call__(self, logits, generators, k, p):
         if generators:
             return self.forward_native(logits, generators, k, p)
-        return own(self, logits, generators, k, p)
+        return original(self, logits, generators, k, p)
 
     return __call__
 

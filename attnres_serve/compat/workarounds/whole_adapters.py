@@ -30,7 +30,7 @@ UNAPPLIED = (
 )
 
 
-def _requiring_whole(own: Any) -> Any:
+def _requiring_whole(original: Any) -> Any:
     """Have an AttnRes model refuse an adapter that it cannot take whole.
 
     The models of vLLM's own in this process take what they took before.
@@ -40,25 +40,25 @@ def _requiring_whole(own: Any) -> Any:
     def _load_adapter(self, lora_request):
         base = getattr(self._adapter_manager.model, "attn_res_base", None)
         if base is None:
-            return own(self, lora_request)
+            return original(self, lora_request)
         folder = Path(get_adapter_absolute_path(lora_request.lora_path))
         with adapters_again.loading(self, lora_request, folder):
             return whole(self, lora_request, folder, base)
 
     def whole(self, lora_request, folder, base):
         manager = self._adapter_manager
-        found, adapter = None, None
+        reason, adapter = None, None
         if folder.is_dir():  # vLLM says what is not there
-            found = files.problem(folder, _described(self, base.needed))
-        if found is None:
+            reason = files.problem(folder, _described(self, base.needed))
+        if reason is None:
             try:
-                adapter = own(self, lora_request)
+                adapter = original(self, lora_request)
             except (ValueError, RuntimeError) as error:
-                found = _in_one_sentence(str(error))
+                reason = _in_one_sentence(str(error))
             else:
-                found = problem(adapter.loras, manager, base.reordered)
-        if found is not None:
-            raise SettingError(f"{refusals.name_of(lora_request.lora_name)} {found}")
+                reason = problem(adapter.loras, manager, base.reordered)
+        if reason is not None:
+            raise SettingError(f"{refusals.name_of(lora_request.lora_name)} {reason}")
         return adapter
 
     return _load_adapter
@@ -92,8 +92,8 @@ def _has_table(model: Any, leaf: str, table: Any) -> bool:
 
     # A tied head is the embedding under a second name.
     every = model.named_modules(remove_duplicate=False)
-    found = next((module for name, module in every if name.rpartition(".")[2] == leaf), None)
-    layer = getattr(found, "base_layer", found)
+    wrapped = next((module for name, module in every if name.rpartition(".")[2] == leaf), None)
+    layer = getattr(wrapped, "base_layer", wrapped)
     if layer is None or decoder.is_elsewhere(layer):
         return layer is not None
     rows, weight = layer.shard_indices, layer.weight
@@ -158,10 +158,10 @@ def _is_read(name: str, read: Collection[str]) -> bool:
 def _altered(model: Any, reordered: tuple[str, ...]) -> dict[str, str]:
     """What vLLM does to the weights of a model that are not run as they are stored, by layers."""
     classes = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
-    found = dict.fromkeys(reordered, "gives another order of rows")
+    altered = dict.fromkeys(reordered, "gives another order of rows")
     if "MLAAttention" in classes:
-        found["kv_b_proj"] = "folds into other weights"
-    return found
+        altered["kv_b_proj"] = "folds into other weights"
+    return altered
 
 
 PATCH = Patch(

@@ -35,14 +35,14 @@ def _room_of_workers() -> dict[str, int]:
 
 def beyond_workers(sampling, room: dict[str, int]) -> str | None:
     """What of a request's ``SamplingParams`` workers have no room for, in a sentence."""
-    found = (
+    counts = (
         len(sampling.allowed_token_ids or ()),
         len(sampling.logit_bias or ()),
         len(sampling.all_stop_token_ids) if sampling.min_tokens else 0,
         sum(map(len, sampling.bad_words_token_ids or ())),
         sampling.max_tokens or 0,  # at least as many as ``min_tokens``
     )
-    for count, (what, most) in zip(found, room.items(), strict=True):
+    for count, (what, most) in zip(counts, room.items(), strict=True):
         if count > most:
             return f"Found {count} {what}; this server takes at most {most}."
     if sampling.seed is not None and sampling.seed + sampling.n > 2**63:  # each has the next one

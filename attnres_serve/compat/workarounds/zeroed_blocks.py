@@ -24,7 +24,7 @@ def _zero_block_ids(self: Any, block_ids: list[int]) -> None:
 
 PATCH = Patch(
     targets=("vllm.v1.worker.cpu_model_runner:CPUModelRunner._zero_block_ids",),
-    make=lambda own: _zero_block_ids,
+    make=lambda original: _zero_block_ids,
     why="zeros overwrote another block",
     models="AttnRes models on CPU",
     first=(0, 28),

@@ -19,7 +19,7 @@ EXPERTS = "experts"  # the layer of a mixture, also as a part of what is named i
 
 
 @dataclass(frozen=True)
-class Asked:
+class EngineFacts:
     """One configuration.
 
     Attributes:
