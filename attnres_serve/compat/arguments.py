@@ -1,6 +1,6 @@
-"""What flags ask for, on the command line, in a file and in variables: read once, and before vLLM.
+"""Values of flags on the command line, in a file and in variables, read once before vLLM.
 
-``parser`` says which of these places counts.
+``parser`` states the precedence of these places.
 """
 
 import re
@@ -16,15 +16,15 @@ from attnres_serve.errors import CheckpointError, SettingError
 
 @dataclass(frozen=True)
 class Arguments:
-    """Values of vLLM's flags, each under vLLM's name, with vLLM's default where it is not given.
+    """Values of vLLM's flags under vLLM's names, with vLLM's defaults for absent flags.
 
     Attributes:
-        values: all values that are given, also those without an attribute, and of flags of ours.
-        unknown: words that belong to no flag that is known; they are left to vLLM.
-        vllm_argv: what vLLM's parser is to be given, without the model and flags of ours.
-        places: the line of a file, or the variable, in which a value is stated; none for the
-            command line.
-        max_model_len, kv_cache_memory_bytes: with ``k`` or ``K`` counted; -1 stands for ``auto``.
+        values: all stated values, also those without an attribute, and those of our flags.
+        unknown: arguments of unknown flags; they are left to vLLM.
+        vllm_argv: the arguments for vLLM's parser, without the model and our flags.
+        places: the line of a file, or the variable, that states a value; none for the command
+            line.
+        max_model_len, kv_cache_memory_bytes: ``k`` and ``K`` are resolved; -1 means ``auto``.
         lora_modules: each with ``name`` and ``path``.
     """
 
@@ -71,17 +71,17 @@ class Arguments:
 
     @property
     def length(self) -> int | None:
-        """Tokens of the longest sequence; None where that is not given, or as many as fit."""
+        """Tokens of the longest sequence; None if not stated, or as many as fit."""
         limit = self.max_model_len
         return None if limit is None or limit < 1 else limit
 
     def has(self, *names: str) -> bool:
-        """Whether one of some values is given, and is not ``None``."""
+        """Whether one of some values is stated and not ``None``."""
         return any(self.values.get(name) is not None for name in names)
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Let a refusal begin with the places of what it names, except on the command line."""
+        """Let errors begin with the places of the flags that they name, except the command line."""
         try:
             yield
         except (CheckpointError, SettingError) as error:
@@ -91,7 +91,7 @@ class Arguments:
             raise type(error)(f"{where}: {error}") from None
 
     def _places_of(self, error: Exception) -> list[str]:
-        """Where the flags are stated that a refusal names, or else the model that it is about."""
+        """The places of the flags in an error's message, or else of the model."""
         matches = re.findall(r"--(?:no-)?([a-z0-9-]+)|([a-z0-9]+(?:_[a-z0-9]+)+)", str(error))
         names = [(flag or name).replace("-", "_") for flag, name in matches]
         if not {*names} & {*self.places} and isinstance(error, CheckpointError):
@@ -112,14 +112,14 @@ def of_serve(
     """The arguments of ``attnres-serve serve``.
 
     Args:
-        checkpoint: given by its place instead of ``--model``; None if it is not.
-        argv: flags, ours and vLLM's, and their values.
-        ours: flags that are not vLLM's.
-        environment: variables, in which they may be stated as well; None to read none.
-        others: names of flags that a suggestion may name besides.
+        checkpoint: the positional argument instead of ``--model``; None without one.
+        argv: our and vLLM's flags, and their values.
+        ours: our flags.
+        environment: variables that may state our flags too; None to read none.
+        others: further names of flags for suggestions.
 
     Raises:
-        SettingError: one of them would be refused, in one sentence.
+        SettingError: vLLM would refuse one of them; one sentence.
     """
     if checkpoint is not None:
         if any(spelling.is_flag(word, spelling.MODEL) for word in argv):
@@ -132,13 +132,13 @@ def of_serve(
 
 
 def of_server(argv: Sequence[str]) -> Arguments:
-    """The arguments of a server of the installed vLLM.
+    """The arguments of the installed vLLM's server.
 
     Args:
-        argv: flags of vLLM's and their values.
+        argv: vLLM's flags and their values.
 
     Raises:
-        SettingError: vLLM would refuse them, in one sentence.
+        SettingError: vLLM would refuse them; one sentence.
     """
     return _arguments(argv)
 
@@ -146,12 +146,12 @@ def of_server(argv: Sequence[str]) -> Arguments:
 def of_engine(
     argv: Sequence[str], ours: Sequence[Flag] = (), others: Collection[str] = ()
 ) -> Arguments:
-    """The same of an engine alone, which has fewer flags.
+    """The arguments of an engine, which has fewer flags than a server.
 
     Args:
         argv: flags and their values.
-        ours: flags that are not vLLM's.
-        others: names of flags that a suggestion may name besides.
+        ours: our flags.
+        others: further names of flags for suggestions.
     """
     of_others = {
         word for flag in table.of_installed()[0] if not flag.of_engine for word in flag.spellings
@@ -163,17 +163,17 @@ def of_engine(
 
 
 def among(argv: Sequence[str]) -> Arguments:
-    """The arguments of a server among words of which others are not vLLM's.
+    """The arguments of vLLM's server in a command line that has other flags too.
 
     Raises:
-        SettingError: a flag of vLLM's has a value that it does not take.
+        SettingError: a flag of vLLM has an invalid value.
     """
     flags, _ = table.of_installed()
     return _made(parser.read(argv, flags, takes_any=True), flags)
 
 
 def without_flags(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables without those in which flags of ours are stated, for a server of one question."""
+    """Variables without those that state our flags, for a temporary server."""
     return {k: v for k, v in environment.items() if not k.startswith(variables.PREFIX)}
 
 
@@ -190,7 +190,7 @@ def _arguments(
 
 
 def _made(line: parser.CommandLine, flags: Sequence[Flag]) -> Arguments:
-    """The arguments of a command line; a value that vLLM alone can read is not known."""
+    """The arguments of a command line; values that only vLLM can read are left out."""
     known = NAMES & {flag.name for flag in flags if flag.kind}
     values = {name: value for name, value in line.values.items() if name in known}
     if names := values.get("served_model_name"):

@@ -1,4 +1,4 @@
-"""The C++ compiler that torch.compile needs on CPU, looked for before vLLM is imported."""
+"""A check for the C++ compiler that torch.compile needs on CPU, before vLLM is imported."""
 
 import os
 import shutil
@@ -9,19 +9,19 @@ from attnres_serve.errors import SettingError
 
 
 def require(arguments: Arguments) -> None:
-    """Refuse a compiled start on CPU without a compiler; a start with all code in the cache, too.
+    """Refuse a compiled start on CPU without a compiler, even if all code is cached.
 
     Args:
-        arguments: of vLLM; what is compiled by ``-O`` or ``--compilation-config`` is left to it.
+        arguments: of vLLM; with ``-O`` or ``--compilation-config`` the check is left to vLLM.
 
     Raises:
-        SettingError: torch.compile would find no compiler.
+        SettingError: there is no compiler for torch.compile.
     """
     if not device.is_cpu() or arguments.enforce_eager:
         return
     if arguments.has("optimization_level", "compilation_config"):
         return
-    compiler = os.environ.get("CXX", "g++")  # as torch's inductor chooses
+    compiler = os.environ.get("CXX", "g++")  # the choice of torch's inductor
     may_install = bool(os.environ.get("TORCH_INDUCTOR_INSTALL_GXX"))
     if may_install or shutil.which(compiler):
         return

@@ -5,37 +5,37 @@ from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
-_NAMES = ("model", "backbone")  # that vLLM's models give to their decoder
+_NAMES = ("model", "backbone")  # attributes of vLLM's models for their decoder
 
 
 def name_in(model) -> str:
-    """The attribute of a model of vLLM's that holds its decoder."""
+    """The attribute of a vLLM model that holds its decoder."""
     return next(name for name in _NAMES if hasattr(model, name))
 
 
 def of(model) -> Any:
-    """The decoder of a model of vLLM's."""
+    """The decoder of a vLLM model."""
     return getattr(model, name_in(model))
 
 
 def is_norm(module) -> bool:
-    """Whether a module is one of vLLM's two RMSNorms: of weight w, or of weight 1 + w."""
+    """Whether a module is one of vLLM's two RMSNorms, with weight w or 1 + w."""
     from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 
     return isinstance(module, RMSNorm | GemmaRMSNorm)
 
 
 def adds_one(norm) -> bool:
-    """Whether the weight w of a norm stands for 1 + w."""
+    """Whether a norm multiplies by 1 + weight."""
     from vllm.model_executor.layers.layernorm import GemmaRMSNorm
 
     return isinstance(norm, GemmaRMSNorm)
 
 
 def is_plain_norm(module) -> bool:
-    """Whether a module is an RMSNorm with a weight over the whole of its rows, and no more.
+    """Whether a module is exactly an RMSNorm with a weight over whole rows.
 
-    A subclass may compute anything: the one of K2 Horizon norms groups of a row.
+    A subclass may compute something else: K2 Horizon's norms groups of a row.
     """
     from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 
@@ -52,14 +52,14 @@ _COMPUTE = ("forward", "forward_native")  # methods of a norm
 
 
 def is_elsewhere(module) -> bool:
-    """Whether a module stands for one of another pipeline stage."""
+    """Whether a module is a placeholder for one on another pipeline stage."""
     from torch import nn
 
     return isinstance(module, nn.Identity)  # vLLM's PPMissingLayer is one
 
 
 def empty_intermediate_tensors(rows: int, hidden: int) -> Callable:
-    """The factory of what a pipeline stage receives: hidden states and the packed depth state."""
+    """The factory of a pipeline stage's input: hidden states and the packed depth state."""
     import torch
     from vllm.sequence import IntermediateTensors
 
@@ -75,11 +75,11 @@ def empty_intermediate_tensors(rows: int, hidden: int) -> Callable:
 
 
 def forward_one_token(model, weight) -> None:
-    """Run a decoder's own, uncompiled forward on one token of zeros.
+    """Run a decoder's uncompiled forward on one token of zeros.
 
     Args:
         model: the decoder.
-        weight: of one of its norms, whose size, type and device those of activations are.
+        weight: of one of its norms, with the size, dtype and device of activations.
     """
     import torch
     from vllm.distributed import get_pp_group
@@ -95,14 +95,14 @@ def forward_one_token(model, weight) -> None:
             type(model).forward(model, None, positions, received)
 
 
-# Some decoders hand the metadata of attention to their layers.
+# Some decoders pass the attention metadata to their layers.
 _NO_METADATA: Any = SimpleNamespace(attn_metadata=None)
 
 
 def logits(model, hidden) -> Any:
-    """The logits ``[T, vocabulary]`` of what a model's decoder gave, ``[T, d]``.
+    """The logits ``[T, vocabulary]`` for a decoder's output ``[T, d]``.
 
-    None on a worker whose part of them another one gathers.
+    None on a worker whose part another worker gathers.
     """
     return model.compute_logits(hidden)
 
@@ -120,8 +120,8 @@ def is_on_this_stage(model, name: str) -> bool:
 
 
 def parameter(model, name: str) -> Any:
-    """The parameter that holds a tensor, by its house name, or that it is fused into; or None."""
-    packed = getattr(model, "packed_modules_mapping", {})  # vLLM's Mamba2 fuses nothing
+    """The parameter for a tensor, by its house name, or the one that fuses it; or None."""
+    packed = getattr(model, "packed_modules_mapping", {})  # missing in vLLM's Mamba2
     fused = {part: whole for whole, parts in packed.items() for part in parts}
     target = model
     for part in name.split("."):
@@ -132,13 +132,13 @@ def parameter(model, name: str) -> Any:
 def unfilled(model, loaded: Collection[str]) -> list[str]:
     """Parameters of a quantised model that no tensor of a checkpoint filled.
 
-    vLLM asks so only of models that are not quantised.  Left out is what a checkpoint need not
-    hold: scales of a KV cache, what is quantised while it loads or made from the configuration,
-    and what is empty.
+    vLLM checks this only for models that are not quantised.  Parameters that a checkpoint need not
+    hold are left out: scales of a KV cache, weights quantised during loading or made from the
+    configuration, and empty ones.
 
     Args:
         model: the model, before its weights are processed.
-        loaded: names of the parameters that were loaded.
+        loaded: names of the loaded parameters.
     """
     from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 
@@ -157,20 +157,20 @@ def unfilled(model, loaded: Collection[str]) -> list[str]:
 
 
 def all_workers(flag: bool) -> bool:
-    """Whether the flag is true on every worker of this engine."""
+    """Whether a flag is true on every worker of this engine."""
     import torch
     from vllm.distributed import get_world_group
 
     group = get_world_group()
     if group.world_size == 1:
         return flag
-    flags = torch.tensor([int(flag)], device="cpu")  # models are made with another default
+    flags = torch.tensor([int(flag)], device="cpu")  # the default device may be another
     torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
     return bool(flags)
 
 
 def inner_model(worker):
-    """The model object that a worker runs, without LoRA's or graphs' wrappers."""
+    """The model object of a worker, without wrappers for LoRA or graphs."""
     return worker.model_runner.get_model()
 
 
@@ -181,10 +181,10 @@ def is_first_worker() -> bool:
 
 
 def is_ours_to_look_at(name: str) -> bool:
-    """Whether this worker looks at the values of a tensor, which one worker of all does.
+    """Whether this worker checks the values of a tensor.
 
-    Workers read the same files, so each tensor has one of them by its name; of experts a worker
-    may read only its own.
+    Workers read the same files, so one worker checks each tensor, chosen by its name.  Every
+    worker checks the experts that it reads, which others may not read.
     """
     from vllm.distributed import get_world_group
 
@@ -199,7 +199,7 @@ def is_first_tensor_rank() -> bool:
 
 
 def draft_model(worker) -> tuple[Any, Any] | None:
-    """The model that a worker takes drafts from, and its configuration; None where it has none."""
+    """The draft model of a worker and its configuration; None without one."""
     speculation = worker.vllm_config.speculative_config
     model = getattr(getattr(worker.model_runner, "drafter", None), "model", None)
     config = getattr(speculation, "draft_model_config", None)

@@ -1,6 +1,6 @@
-"""Which device this runs on: the one place that answers, before vLLM is imported and after.
+"""The device of this process, before and after the import of vLLM: the only place that decides.
 
-Ask for what is meant: what is no CPU need not be CUDA.
+Check for the device that you mean: a device that is no CPU need not be CUDA.
 """
 
 import os
@@ -11,30 +11,31 @@ from attnres_serve.compat import versions
 
 
 class Kind(StrEnum):
-    """What vLLM runs on, by the name that a sentence gives it."""
+    """Devices of vLLM, by their names in sentences."""
 
     CPU = "CPU"
     CUDA = "CUDA"
     ROCM = "ROCm"
     XPU = "XPU"
-    OTHER = "another device"  # that of a platform plugin, or one that cannot be told
+    OTHER = "another device"  # that of a platform plugin, or an unknown one
 
 
 def kind() -> Kind:
-    """The kind of device: by vLLM's platform where that is imported, else by the installed package.
+    """The kind of device: by vLLM's platform if imported, else by the installed package.
 
-    Both agree, but for a platform plugin that stands aside: before it is loaded this is ``OTHER``.
+    Both agree, except for a platform plugin that does not apply: before it is loaded this is
+    ``OTHER``.
     """
     return _of_platform() if "vllm.platforms" in sys.modules else _of_package()
 
 
 def is_cpu() -> bool:
-    """Whether vLLM runs on a CPU; where it does not, the device may be any other kind."""
+    """Whether vLLM runs on a CPU; otherwise the device may be any other kind."""
     return kind() == Kind.CPU
 
 
 def is_cuda() -> bool:
-    """Whether vLLM runs on a CUDA device, which one of ROCm's is not."""
+    """Whether vLLM runs on a CUDA device; ROCm devices are none."""
     return kind() == Kind.CUDA
 
 
@@ -64,12 +65,12 @@ def _of_platform() -> Kind:
     return next((kind for kind, answer in checks.items() if answer()), Kind.OTHER)
 
 
-# How vLLM's builds for other devices than CUDA end their version; a build for none is "empty".
+# Version suffixes of vLLM's builds for other devices than CUDA; "empty" is for none.
 _SUFFIXES = {"rocm": Kind.ROCM, "xpu": Kind.XPU, "tpu": Kind.OTHER, "empty": Kind.OTHER}
 
 
 def _of_package() -> Kind:
-    """The kind that the installed vLLM is built for, as vLLM tells its CPU build."""
+    """The kind of device of the installed vLLM's build, by vLLM's rule."""
     from importlib.metadata import entry_points
 
     build = "".join(versions.installed())

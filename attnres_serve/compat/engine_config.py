@@ -1,4 +1,4 @@
-"""What is read from an engine's ``VllmConfig``, and what is set in it."""
+"""Reading and setting values of an engine's ``VllmConfig``."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -11,25 +11,25 @@ from attnres_serve.kernels import fingerprint
 
 
 def has_attn_res(vllm_config) -> bool:
-    """Whether the model is one of ours, as ``model.config.build`` describes it."""
+    """Whether the model is one of ours, from ``model.config.build``."""
     return hasattr(vllm_config.model_config.hf_config, "attn_res_config")
 
 
 def activation(vllm_config) -> str | None:
-    """The name of the activation of one of our models, as its config.json states it."""
+    """The name of the activation of one of our models, from its config.json."""
     name: str | None = vllm_config.model_config.hf_config.attn_res_config.get("hidden_act")
     return name
 
 
 def require_safetensors(vllm_config) -> None:
-    """Keep vLLM from falling back to pickles where a checkpoint has no safetensors files."""
+    """Keep vLLM from falling back to pickles if a checkpoint has no safetensors files."""
     from_object_storage = getattr(vllm_config.model_config, "model_weights", "")
     if vllm_config.load_config.load_format == "auto" and not from_object_storage:
         vllm_config.load_config.load_format = "safetensors"
 
 
 def reads_weights_from(vllm_config) -> tuple[str, str | None] | None:
-    """The folder or model id, and its revision, whose safetensors files will be read, if any."""
+    """The folder or model id, and its revision, of the safetensors files to read, if any."""
     model = vllm_config.model_config
     if vllm_config.load_config.load_format != "safetensors":
         return None
@@ -37,14 +37,14 @@ def reads_weights_from(vllm_config) -> tuple[str, str | None] | None:
 
 
 def reads_tokenizer_from(vllm_config) -> str | None:
-    """The folder or model id of the tokenizer, if vLLM reads one by Hugging Face's classes."""
+    """The folder or model id of the tokenizer, if vLLM reads it with Hugging Face's classes."""
     model = vllm_config.model_config
     usual = str(model.tokenizer_mode) in source.TOKENIZER_MODES
     return None if model.skip_tokenizer_init or not usual else model.tokenizer
 
 
 def read_tokenizer_from(vllm_config, folder: Path) -> None:
-    """Have every process of an engine read its tokenizer from another folder."""
+    """Set the folder of the tokenizer for all processes of an engine."""
     model = vllm_config.model_config
     model.tokenizer, model.tokenizer_revision = str(folder), None
 
@@ -55,12 +55,12 @@ def speculation_method(vllm_config) -> str | None:
 
 
 def config_of_draft(vllm_config) -> Any:
-    """The config.json of what drafts come from, as vLLM made it."""
+    """vLLM's configuration of the draft."""
     return vllm_config.speculative_config.draft_model_config.hf_config
 
 
 def head_of_another(vllm_config) -> str | None:
-    """The checkpoint whose head drafts come from; None where it is the served one."""
+    """The checkpoint whose head makes drafts; None if it is the served one."""
     model, drafts = vllm_config.model_config, vllm_config.speculative_config
     names = [name for name in (model.model, getattr(model, "model_weights", "")) if name]
     return another(names, model.revision, drafts.model, drafts.revision)
@@ -69,17 +69,17 @@ def head_of_another(vllm_config) -> str | None:
 def another(
     served: Iterable[str], revision: str | None, name: str, its_revision: str | None
 ) -> str | None:
-    """A checkpoint as a person is told of it; None where it is the one that is served.
+    """A description of a checkpoint for people; None if it is the served one.
 
     Args:
         served: the names of the served one.
         revision: its branch, tag or commit.
-        name: the checkpoint's, or its folder.
+        name: the checkpoint's name or folder.
         its_revision: its branch, tag or commit.
     """
     if Path(name) not in map(Path, served):
         return name
-    is_folder = Path(name).is_dir()  # which has no revisions
+    is_folder = Path(name).is_dir()  # folders have no revisions
     return None if its_revision == revision or is_folder else f"{name} at revision {its_revision}"
 
 
@@ -87,7 +87,7 @@ WORKER_EXTENSION = "attnres_serve.worker.WorkerExtension"
 
 
 def install_worker_extension(vllm_config) -> None:
-    """Reach the workers by ``collective_rpc``; an extension of the user's own has precedence."""
+    """Install our worker extension for ``collective_rpc``, unless the user has another."""
     if not vllm_config.parallel_config.worker_extension_cls:
         vllm_config.parallel_config.worker_extension_cls = WORKER_EXTENSION
 
@@ -97,7 +97,7 @@ def has_worker_extension(vllm_config) -> bool:
 
 
 def has_stages(vllm_config) -> bool:
-    """Whether the layers are divided over workers."""
+    """Whether pipeline parallelism splits the layers."""
     return vllm_config.parallel_config.pipeline_parallel_size > 1
 
 
@@ -125,18 +125,18 @@ def has_tokenizer(vllm_config) -> bool:
 
 
 def pools(vllm_config) -> bool:
-    """Whether vLLM would make an embedding model or a classifier of the model."""
+    """Whether vLLM would run the model as an embedding model or a classifier."""
     return vllm_config.model_config.runner_type == "pooling"
 
 
 def keep_states_in_float32(vllm_config) -> None:
-    """Where the user has not chosen, let recurrences' states have float32."""
+    """Keep recurrent states in float32 unless the user chose a dtype."""
     if vllm_config.cache_config.mamba_ssm_cache_dtype == "auto":
         vllm_config.cache_config.mamba_ssm_cache_dtype = "float32"
 
 
 def tell_origin(vllm_config) -> None:
-    """Have vLLM's compile-cache key tell what this worker's code is compiled from and for."""
+    """Put the source and the processor of this worker's code into vLLM's compile-cache key."""
     origin = [fingerprint.source()]
     if device.is_cpu():
         origin += [fingerprint.processor(), fingerprint.vectors()]
@@ -144,20 +144,20 @@ def tell_origin(vllm_config) -> None:
 
 
 def set_additional(vllm_config, key: str, value: str) -> None:
-    """Set a key of ``additional_config``, which goes into vLLM's compile-cache key."""
+    """Set a key of ``additional_config``, which is part of vLLM's compile-cache key."""
     vllm_config.additional_config = {**(vllm_config.additional_config or {}), key: value}
 
 
 def require_few_logprobs(vllm_config, field: str, count: int | None) -> None:
-    """Refuse to name more tokens of a trace than the engine does for other requests.
+    """Refuse more logprobs in a trace than the engine allows in other requests.
 
     Args:
-        vllm_config: the engine's.
-        field: what asks for them.
-        count: how many of the most probable tokens are to be named; None for no logprobs.
+        vllm_config: of the engine.
+        field: the field of the request.
+        count: the number of most probable tokens; None for no logprobs.
 
     Raises:
-        SettingError: there are too many.
+        SettingError: the number is too high.
     """
     config = vllm_config.model_config
     limit = config.get_vocab_size() if config.max_logprobs == -1 else config.max_logprobs
@@ -166,9 +166,9 @@ def require_few_logprobs(vllm_config, field: str, count: int | None) -> None:
 
 
 def longest_answer(vllm_config, max_tokens: int) -> int:
-    """``max_tokens``, or less where the server's generation config bounds every answer.
+    """``max_tokens``, or the lower bound of answers in the server's generation config.
 
-    vLLM does so in its routes: by --override-generation-config, or a folder of --generation-config.
+    vLLM's routes do the same: by --override-generation-config, or a folder of --generation-config.
     """
     model = vllm_config.model_config
     if model.generation_config in ("auto", "vllm"):
@@ -179,29 +179,29 @@ def longest_answer(vllm_config, max_tokens: int) -> int:
 
 
 def is_first_api_server(vllm_config) -> bool:
-    """Of those that --api-server-count starts."""
+    """Whether this is the first of the servers of --api-server-count."""
     return vllm_config.parallel_config._api_process_rank == 0
 
 
 def is_only_api_server(vllm_config) -> bool:
-    """Whether no launcher stands above this server, who would end it by a signal of its own."""
+    """Whether this server has no launcher, which would end it by another signal."""
     return vllm_config.parallel_config._api_process_count == 1
 
 
 def bytes_of_a_row(vllm_config, tokens: int) -> int:
-    """Memory of one row of the bank for so many tokens."""
+    """Bytes of one row of the bank for ``tokens``."""
     model = vllm_config.model_config
     return tokens * model.hf_config.hidden_size * model.dtype.itemsize
 
 
 def reasons(error) -> str:
-    """What a ValidationError of vLLM's configuration says."""
+    """The messages of a ValidationError of vLLM's configuration."""
     reasons = "; ".join(str(detail["msg"]) for detail in error.errors())
     return reasons.removeprefix("Value error, ")
 
 
 def current(vllm_config) -> AbstractContextManager[None]:
-    """Have vLLM's layers read this configuration while they are loaded."""
+    """Make a configuration current for vLLM's layers during loading."""
     from vllm.config import set_current_vllm_config
 
     context: AbstractContextManager[None] = set_current_vllm_config(vllm_config)
@@ -209,7 +209,7 @@ def current(vllm_config) -> AbstractContextManager[None]:
 
 
 def is_in_this_process(engine) -> bool:
-    """Whether an engine's only worker runs in this process."""
+    """Whether an engine's only worker is in this process."""
     from vllm.v1.engine.core_client import InprocClient
 
     alone = engine.vllm_config.parallel_config.world_size == 1

@@ -1,4 +1,4 @@
-"""What a configuration of vLLM's asks for, as the rows of ``rules`` read it."""
+"""Facts about an engine's configuration, as the rows of ``rules`` read them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ from attnres_serve.compat import engine_config, host
 from attnres_serve.families import BY_ARCHITECTURE, footprint
 from attnres_serve.families.family import Family, Shape
 
-# What Hugging Face's classes call the width of a short convolution, in tokens.
+# Hugging Face's keys for the width of a short convolution, in tokens.
 CONVOLUTIONS = ("linear_conv_kernel_dim", "short_conv_kernel_size", "conv_kernel", "conv_L_cache")
-WIDEST = 4  # of which vLLM's kernel for GPUs has a branch
-EXAMPLE = "ExampleConnector"  # vLLM's, for trying: a file for each layer of a prompt
-EXPERTS = "experts"  # the layer of a mixture, also as a part of what is named in it
+WIDEST = 4  # the most that vLLM's GPU kernel supports
+EXAMPLE = "ExampleConnector"  # vLLM's example: a file for each layer of a prompt
+EXPERTS = "experts"  # the name of a mixture's layer, and a part of names within it
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """One configuration.
+    """The facts about one configuration.
 
     Attributes:
-        vllm: the ``VllmConfig``, complete but for its workers.
+        vllm: the ``VllmConfig``, before workers start.
     """
 
     vllm: Any
 
     @property
     def model(self) -> Any:
-        """The configuration of the model, as ``model.config.build`` describes it."""
+        """The configuration of the model, from ``model.config.build``."""
         return self.vllm.model_config.hf_config
 
     @property
@@ -44,7 +44,7 @@ class EngineFacts:
 
     @cached_property
     def shapes(self) -> Mapping[str, Shape]:
-        """Shapes of the base model's tensors, by their names.
+        """Shapes of the family's tensors, by name.
 
         Raises:
             CheckpointError: config.json leaves a size open.
@@ -70,10 +70,10 @@ class EngineFacts:
     def stage_without(
         self, kinds: Mapping[str, Callable[[Mapping[str, Shape]], set[int]]]
     ) -> str | None:
-        """The first pipeline stage that has no layer of a kind of the model's layers, in words.
+        """A description of the first pipeline stage without any layer of a kind in the model.
 
         Args:
-            kinds: what layers have, with the functions that give their numbers.
+            kinds: features of layers, with functions that give the numbers of these layers.
         """
         from vllm.distributed.utils import get_pp_indices
 
@@ -87,7 +87,7 @@ class EngineFacts:
         return None
 
     def divided_heads(self) -> str | None:
-        """The key of heads of a recurrence that workers would share, and their number."""
+        """The key and the number of recurrence heads that do not divide among workers."""
         for key in ("linear_num_key_heads", "linear_num_value_heads"):
             heads = getattr(self.vllm.model_config.hf_text_config, key, 0)
             if heads % self.parallel.tensor_parallel_size:
@@ -95,7 +95,7 @@ class EngineFacts:
         return None
 
     def wide_convolution(self) -> str | None:
-        """The key of a convolution that is too wide for vLLM's kernel, and its width."""
+        """The key and the width of a convolution that is too wide for vLLM's kernel."""
         config = self.vllm.model_config.hf_text_config
         linear = SimpleNamespace(**(getattr(config, "linear_attn_config", None) or {}))
         widths = (
@@ -110,7 +110,7 @@ class EngineFacts:
         return " and ".join(given) if has_states else None
 
     def beside_example(self) -> str | None:
-        """What vLLM's example of a KV connector, alone or among several, does not go with."""
+        """A setting that conflicts with vLLM's example connector, alone or among several."""
         if (transfer := self.vllm.kv_transfer_config) is None:
             return None
         others = transfer.kv_connector_extra_config.get("connectors", [])
@@ -130,7 +130,7 @@ class EngineFacts:
         return next((name for name, is_used in used.items() if is_used), None)
 
     def beside_sharded_sites(self) -> str | None:
-        """What the tokens of sites cannot be divided with."""
+        """A setting that conflicts with sharded sites."""
         if not self.shards_sites:
             return None
         used = {
@@ -144,7 +144,7 @@ class EngineFacts:
         return next((name for name, is_used in used.items() if is_used), None)
 
     def targets_of_experts(self) -> str | None:
-        """How --lora-target-modules is given, where experts are among the layers."""
+        """The state of --lora-target-modules, if it includes experts."""
         if not self.has_lora or not footprint.expert_layers(self.shapes):
             return None
         if not (targets := self.vllm.lora_config.target_modules):

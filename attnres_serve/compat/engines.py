@@ -1,4 +1,4 @@
-"""Engines of vLLM's in this process."""
+"""vLLM engines in this process."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,17 +13,17 @@ from attnres_serve.families import layout_of
 def recorded_engine(
     checkpoint: str, longest: int, settings: dict[str, str], dtype: str
 ) -> Iterator[tuple[Layout, Callable]]:
-    """An eager engine in this process whose norms are listened to.
+    """An eager engine in this process whose norms are recorded.
 
     Args:
         checkpoint: folder.
         longest: tokens of the longest prompt; each prompt is one forward pass.
-        settings: settings of ours for ``additional_config``.
+        settings: our settings for ``additional_config``.
         dtype: of weights and activations.
 
     Yields:
-        The layout of the decoder, and a function from token ids to, per site, what it received and
-        what it gave, ``[T, d]`` each, and the logits ``[T, vocabulary]``.
+        The layout of the decoder, and a function of token ids. It returns the inputs and the
+        outputs of all sites, ``[T, d]`` each, and the logits ``[T, vocabulary]``.
 
     Raises:
         SettingError: vLLM refused the configuration.
@@ -49,13 +49,13 @@ def recorded_engine(
         raise SettingError(engine_config.reasons(error)) from None
     model = decoder.inner_model(llm.llm_engine.model_executor.driver_worker.worker)
     config = llm.llm_engine.vllm_config.model_config.hf_config
-    # A model with standard residuals, of vLLM's own class, has only the fields.
+    # A model with standard residuals has vLLM's class, and only the fields.
     layout = layout_of(getattr(config, "attn_res_config", None) or config.to_dict())
     norms = [decoder.of(model).get_submodule(path) for path in layout.norms]
     received: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
 
-    def before(module, args) -> None:  # the norm may write over what it received
+    def before(module, args) -> None:  # the norm may overwrite its input
         received.append(args[0].clone())
 
     def after(module, args, output) -> None:
@@ -83,16 +83,16 @@ def recorded_engine(
 
 @contextmanager
 def _kept_here() -> Iterator[None]:
-    """Let an engine that is made in this context run in this process, for one sequence at a time.
+    """Run engines that are made in this context in this process, for one sequence at a time.
 
-    The variables that say so are read then, and are as before behind it.
+    vLLM reads these variables when the engine is made. They are restored afterwards.
     """
     import os
 
     here, memory = "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_KVCACHE_SPACE"
     before = {name: os.environ[name] for name in (here, memory) if name in os.environ}
     os.environ[here] = "0"
-    # The default, most of the machine's memory, may not be free.
+    # The default is most of the machine's memory, which may not be free.
     os.environ.setdefault(memory, "1")
     try:
         yield

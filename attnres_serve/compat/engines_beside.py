@@ -1,7 +1,7 @@
-"""Engines that a launcher runs beside the servers that ask them (--data-parallel-size).
+"""Engines that a launcher runs beside its servers (--data-parallel-size).
 
-vLLM lets the launcher alone see one die, which then ends the servers.  It kills them before they
-have answered, as nobody told them what their requests wait for.
+In vLLM only the launcher notices the death of an engine, and then kills the servers before they
+have answered.
 """
 
 import os
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def running() -> list[Any]:
-    """The engines that the parent of this process runs, as psutil's processes."""
+    """The engines of this process's parent, as psutil processes."""
     import psutil  # vLLM requires it
 
     try:
         children = psutil.Process(os.getppid()).children()
-    except psutil.Error:  # the parent has ended, or is another user's
+    except psutil.Error:  # the parent has ended, or belongs to another user
         return []
     return [process for process in children if _is_engine(process)]
 
@@ -24,12 +24,12 @@ def _is_engine(process: Any) -> bool:
 
     try:
         return "EngineCore" in " ".join(process.cmdline())
-    except psutil.Error:  # another one, that has just ended
+    except psutil.Error:  # it has just ended
         return False
 
 
 def has_ended(process: Any) -> bool:
-    """Whether a process has, be its parent aware of that or not."""
+    """Whether a process has ended, even if its parent has not noticed."""
     import psutil
 
     try:
@@ -41,7 +41,7 @@ def has_ended(process: Any) -> bool:
 
 
 def declare_dead(client: Any) -> None:
-    """Have a client fail its requests and refuse others, as if an engine had told its end."""
+    """Let a client fail its requests and refuse others, as after an engine's death message."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     client.engine_core.resources.engine_dead = True

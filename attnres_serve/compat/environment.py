@@ -1,4 +1,4 @@
-"""Variables of the environment, read as vLLM reads them, before it is imported."""
+"""Validation of environment variables as vLLM reads them, before it is imported."""
 
 import os
 import re
@@ -9,12 +9,12 @@ from pathlib import Path
 from attnres_serve.compat import source
 from attnres_serve.errors import SettingError
 
-SOCKETS = "VLLM_RPC_BASE_PATH"  # the folder of the sockets between vLLM's processes
+SOCKETS = "VLLM_RPC_BASE_PATH"  # the folder of sockets between vLLM's processes
 LONGEST = 107 - len("/00000000-0000-0000-0000-000000000000")  # bytes of its path
 CACHE = "VLLM_CPU_KVCACHE_SPACE"
 PORTS = range(65536)
 SHORT = ("/tmp", "/var/tmp", "/dev/shm")
-# What Python says of a value, and what is expected then.
+# Expected values by Python's error messages.
 _EXPECTED = {
     "invalid literal for int": "a whole number",
     "could not convert string to float": "a number",
@@ -22,13 +22,13 @@ _EXPECTED = {
 
 
 def make_usable() -> None:
-    """Validate what an engine needs of the environment, and correct what can be corrected.
+    """Validate the environment of an engine, and correct what is possible.
 
-    A blank variable in which vLLM expects a value is removed.  If the folder for temporary files
-    has too long a path for sockets, vLLM puts its sockets elsewhere.
+    Blank variables for which vLLM needs a value are removed.  If the path of the folder for
+    temporary files is too long for sockets, another folder is set.
 
     Raises:
-        SettingError: vLLM would fail, after the seconds of its start.
+        SettingError: vLLM would fail, but only after its start.
     """
     try:
         Path.cwd()
@@ -49,10 +49,10 @@ def make_usable() -> None:
 
 
 def _readers() -> Mapping[str, Callable[[], object]]:
-    """Functions by which vLLM reads variables, by their names; empty where they cannot be told."""
+    """vLLM's functions that read variables, by name; empty if unknown."""
     try:
         readers: Mapping[str, Callable[[], object]] = source.module("envs.py").environment_variables
-    except (ImportError, AttributeError):  # of a version that was not seen
+    except (ImportError, AttributeError):  # an unknown version
         return {}
     return readers
 
@@ -75,12 +75,12 @@ def _validate(name: str, value: str, read: Callable[[], object]) -> None:
 
 
 def _advice(name: str, value: str, reason: str) -> str:
-    """What to do about a value that vLLM cannot read.
+    """Advice about a value that vLLM cannot read.
 
     Args:
         name: of the variable.
         value: of the variable.
-        reason: what vLLM or Python says of it.
+        reason: the message of vLLM or Python.
     """
     if re.match(r"\w+://", value):
         service = name.partition("_")[0].lower()
@@ -98,7 +98,7 @@ def _short_folder(folder: str) -> str:
     """A folder for sockets instead of one with a long path.
 
     Raises:
-        SettingError: there is none, or the long one was asked for.
+        SettingError: there is none, or the user set the long one.
     """
     short = next((path for path in SHORT if os.access(path, os.W_OK | os.X_OK)), None)
     if os.environ.get(SOCKETS) or short is None:

@@ -1,6 +1,6 @@
-"""The installed vLLM: its log and its mode.
+"""The installed vLLM: its logger and its mode.
 
-vLLM itself is imported inside the functions, so that a module can be imported without it.
+vLLM is imported inside the functions, so that this module can be imported without it.
 """
 
 from logging import Logger
@@ -9,19 +9,19 @@ from attnres_serve.start import events
 
 
 def logger() -> Logger:
-    """A logger below vLLM's, the only ones that its logging configuration shows.
+    """A logger below vLLM's, because vLLM's logging configuration shows no others.
 
-    While an engine starts, its warnings are also told to whoever began it.
+    While an engine starts, its warnings are also sent as events.
     """
     from vllm.logger import init_logger
 
     log = init_logger("vllm.attnres_serve")
-    log.addHandler(events.WARNINGS)  # anew: a configuration of logging drops it
+    log.addHandler(events.WARNINGS)  # again, because configuring logging removes it
     return log
 
 
 def batch_invariant() -> bool:
-    """Whether vLLM was asked that no answer depends on what else is in its batch."""
+    """Whether vLLM's batch-invariant mode is on."""
     from vllm import envs
 
     return envs.VLLM_BATCH_INVARIANT

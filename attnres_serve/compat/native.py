@@ -1,4 +1,4 @@
-"""Checkpoints with Attention Residuals that vLLM serves by itself, on CUDA and on ROCm."""
+"""AttnRes checkpoints for which vLLM has a class, on CUDA and ROCm."""
 
 import importlib
 import inspect
@@ -8,16 +8,16 @@ from typing import NamedTuple
 from attnres_serve.compat import device
 from attnres_serve.errors import SettingError
 
-MODELS = "vllm.model_executor.models"  # where newer versions may have modules that older ones lack
+MODELS = "vllm.model_executor.models"  # newer versions may have further modules here
 
 
 class Native(NamedTuple):
-    """What shows that a vLLM serves a format by itself.
+    """The evidence that vLLM has a class for a format.
 
     Attributes:
-        module: a module of vLLM's; that it is there is enough if nothing else is named.
+        module: a vLLM module; its existence is enough without the other fields.
         config_class: its class of configurations.
-        key: of config.json, which that class reads only if it has Attention Residuals.
+        key: a key of config.json that the class reads only if it has Attention Residuals.
     """
 
     module: str
@@ -26,15 +26,15 @@ class Native(NamedTuple):
 
 
 def is_left_to_vllm(format_name: str, native: Native, choice: str) -> bool:
-    """Whether vLLM's own class serves a checkpoint.
+    """Whether vLLM's class serves a checkpoint.
 
     Args:
         format_name: its format.
-        native: what shows that vLLM serves it.
-        choice: ``on``, ``off``, or ``auto``, which is on where vLLM has a class for the device.
+        native: the evidence of vLLM's class.
+        choice: ``on``, ``off``, or ``auto``, which means on if vLLM has a class for the device.
 
     Raises:
-        SettingError: it was asked for where vLLM has no such class.
+        SettingError: it is ``on``, and vLLM has no such class.
     """
     if choice == "off":
         return False
@@ -49,7 +49,7 @@ def is_left_to_vllm(format_name: str, native: Native, choice: str) -> bool:
 
 
 def served_by(native: Native) -> str:
-    """Whose class serves a checkpoint on this device if nothing is asked for, and why."""
+    """Whose class serves a checkpoint on this device by default, and why."""
     if not _is_for_this_device():
         return "this project's class, because vLLM's own needs CUDA or ROCm"
     if _has_class(native):
@@ -61,12 +61,12 @@ def served_by(native: Native) -> str:
 
 
 def _is_for_this_device() -> bool:
-    """Whether vLLM's classes with Attention Residuals have a variant for it."""
+    """Whether vLLM's classes with Attention Residuals support this device."""
     return device.kind() in (device.Kind.CUDA, device.Kind.ROCM)
 
 
 def _has_class(native: Native) -> bool:
-    """Whether vLLM has it; an older class does not read the key and has standard residuals."""
+    """Whether vLLM has the class; an older one ignores the key and has standard residuals."""
     if not native.config_class:
         return find_spec(native.module) is not None
     try:

@@ -1,4 +1,4 @@
-"""vLLM's FastAPI app: its routes, headers, state and end."""
+"""vLLM's FastAPI app: routes, headers, state and shutdown."""
 
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -16,13 +16,13 @@ def served_names(state) -> list[str]:
 
 
 def no_such_model(models, name: str) -> str:
-    """The sentence for a name that neither the served model nor an adapter has.
+    """The sentence for an unknown name of a model.
 
-    A name that is a path of this machine is not told.
+    Names that are paths of this machine are not listed.
 
     Args:
         models: vLLM's ``openai_serving_models``.
-        name: that was asked for.
+        name: of the request.
     """
     names = [*(model.name for model in models.base_model_paths), *models.lora_requests]
     listed = sentences.some(f"`{one}`" for one in names if not os.path.isabs(one))
@@ -31,21 +31,21 @@ def no_such_model(models, name: str) -> str:
 
 
 async def model_cards(state) -> list[dict[str, Any]]:
-    """The entries of ``GET /v1/models``: the served model under all its names, and adapters."""
+    """The entries of ``GET /v1/models``: all names of the served model, and adapters."""
     listed = await state.openai_serving_models.show_available_models()
     return [card.model_dump() for card in listed.data]
 
 
 def on_shutdown(client, drain: Callable[[float], float]) -> None:
-    """Let requests end before vLLM stops its engine, and let the server of a dead engine fail.
+    """Let requests end before vLLM stops its engine, and exit with an error if the engine died.
 
-    vLLM calls ``client.shutdown`` in a thread when a signal is heard, with the seconds of
-    --shutdown-timeout, and at the end of the server in any case.  A server that ends because its
-    engine did would have the status 0.
+    vLLM calls ``client.shutdown`` in a thread after a signal, with the seconds of
+    --shutdown-timeout, and at the end of the server in any case.  Without this, a server whose
+    engine died exits with status 0.
 
     Args:
         client: vLLM's engine client.
-        drain: told how long it may wait; returns how long the engine may then take to end.
+        drain: a function of the seconds to wait; returns the seconds left for the engine's end.
     """
     called = False
 
@@ -57,7 +57,7 @@ def on_shutdown(client, drain: Callable[[float], float]) -> None:
                 called = True
                 timeout = drain(timeout or 0)
                 died = client.errored
-                # vLLM would log that its engine is dead, if that has ended before the handler does.
+                # vLLM would log a dead engine if the engine ended before this handler.
                 handler = getattr(client, "output_handler", None)
                 if timeout and handler is not None and not died:
                     handler.get_loop().call_soon_threadsafe(handler.cancel)
@@ -71,14 +71,14 @@ def on_shutdown(client, drain: Callable[[float], float]) -> None:
 
 
 def around(app, wrap: Callable) -> None:
-    """Wrap an app with all of its middleware, also what vLLM adds after plugins were asked."""
+    """Wrap an app with all middleware, including that which vLLM adds after loading plugins."""
     MIDDLEWARE.apply_to(app, lambda build: lambda: wrap(build()))
 
 
 def guard_instead_of_vllm(app) -> None:
-    """Leave out vLLM's own middleware for keys, which refuses in a shape that no client reads.
+    """Remove vLLM's middleware for keys, whose refusals have a shape that no client reads.
 
-    To be called where another one guards every route: vLLM's covers some prefixes of paths.
+    Call this only with another guard for every route: vLLM's covers only some paths.
     """
 
     def without(build: Callable) -> Callable:
@@ -98,19 +98,19 @@ def _is_vllms_guard(middleware) -> bool:
 
 
 def has_paths_without_access_lines(args) -> bool:
-    """Whether vLLM was told which paths have no access line; it leaves those out by itself."""
+    """Whether a vLLM flag states paths without access lines; vLLM then omits them itself."""
     return getattr(args, "disable_access_log_for_endpoints", None) is not None
 
 
 def outlives_engine() -> bool:
-    """Whether the server is to stay when its engine is dead, as vLLM's variable says."""
+    """Whether the server stays after its engine's death, by vLLM's variable."""
     from vllm import envs
 
     return envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH
 
 
 def url_of(state) -> str:
-    """The address by which a client on this machine reaches a server that listens.
+    """The address of a listening server for clients on this machine.
 
     Args:
         state: of vLLM's app.
@@ -123,20 +123,20 @@ def url_of(state) -> str:
     if host in ("", "0.0.0.0", "::"):  # every address of the machine
         host = "localhost"
     host = f"[{host}]" if ":" in host else host
-    port = state.server.servers[0].sockets[0].getsockname()[1]  # of --port 0 the one that was free
+    port = state.server.servers[0].sockets[0].getsockname()[1]  # for --port 0 the chosen one
     scheme = "https" if args.ssl_keyfile else "http"
     return f"{scheme}://{host}:{port}{path}"
 
 
 def socket_of(state) -> str | None:
-    """The path of the socket file by which a server is reached; None for one with a port."""
+    """The path of a server's socket file; None for a server with a port."""
     return getattr(state.args, "uds", None) or None
 
 
 def read_http_by(protocol: str) -> None:
-    """Name the class that reads HTTP where uvicorn would choose its own for httptools.
+    """Set the class that reads HTTP if uvicorn would choose its class for httptools.
 
-    vLLM leaves the choice to uvicorn, and sets the bounds of headers for h11 alone.
+    vLLM leaves the choice to uvicorn, and sets the bounds of headers only for h11.
     """
     from importlib.util import find_spec
 
@@ -147,32 +147,32 @@ def read_http_by(protocol: str) -> None:
 
 
 def refuse_bodies_by(handler: Callable) -> None:
-    """Have vLLM's app answer bodies that it cannot read by a handler of ours.
+    """Replace the handler of vLLM's app for invalid bodies.
 
-    vLLM sets its own when plugins have attached their routes.
+    vLLM sets its handler after plugins have attached their routes.
     """
     replace(BODIES, make=lambda original: handler).apply()
 
 
 def header_bounds(config) -> tuple[int, int]:
-    """Bytes and number of a request's headers by vLLM's flags, as it leaves them with uvicorn."""
+    """The limits of the bytes and the number of headers that vLLM's flags set in uvicorn."""
     return config.h11_max_incomplete_event_size, config.h11_max_header_count
 
 
 def closed_routes(args) -> dict[str, str]:
-    """Routes that vLLM has on every server, and the flag without which they have no use."""
+    """Routes of every vLLM server that are useless without a flag, and the flag."""
     elastic = getattr(args, "enable_elastic_ep", False)
     return {} if elastic else {"/scale_elastic_ep": "--enable-elastic-ep"}
 
 
-INVOCATIONS = "/invocations"  # reads its body by itself, to find out what is asked for
+INVOCATIONS = "/invocations"  # reads its body itself, to detect the kind of request
 
 
 def adapters_of_invocations(endpoint: Callable) -> list:
-    """The pydantic adapters that ``/invocations`` reads bodies by, which it closes over.
+    """The pydantic adapters of ``/invocations``, from its closure.
 
     Raises:
-        TypeError: it closes over none.
+        TypeError: it has none.
     """
     adapters = list(_adapters(endpoint))
     if not adapters:
@@ -181,7 +181,7 @@ def adapters_of_invocations(endpoint: Callable) -> list:
 
 
 def _adapters(value) -> Iterator:
-    """Those that a function closes over, also in lists and in functions that it wraps."""
+    """Adapters in the closure of a function, in lists and in wrapped functions."""
     from pydantic import TypeAdapter
 
     if isinstance(value, TypeAdapter):
@@ -225,7 +225,7 @@ BODIES = Patch(
 
 
 def include_weight_routes(app, paths: Collection[str]) -> None:
-    """Add those of vLLM's routes for a trainer that have one of the paths."""
+    """Add vLLM's routes for trainers with one of the paths."""
     from vllm.entrypoints.rl.online.api_router import router
 
     app.router.routes += [route for route in router.routes if route.path in paths]

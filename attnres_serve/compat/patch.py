@@ -1,7 +1,7 @@
-"""One function of vLLM's or torch's that takes another's place while a process runs.
+"""Replacements of functions of vLLM or torch in a running process.
 
-Each file of ``compat.workarounds`` states its own as a ``Patch``: what it replaces, by what, and
-for which versions.  The table of all is ``compat.patches``; tests/compat/faults shows the faults.
+Each file of ``compat.workarounds`` states a ``Patch``: its targets, the replacement and the
+versions.  ``compat.patches`` is the table of all; tests/compat/faults shows the faults.
 """
 
 import re
@@ -15,12 +15,12 @@ from attnres_serve.compat import host, versions
 from attnres_serve.compat.versions import Minor
 from attnres_serve.errors import SettingError
 
-# What stands in the place of each target, by its owner and name.
+# The replacement of each target, by its owner and name.
 _applied: dict[tuple[int, str], Any] = {}
 
 
 class Missing(Exception):
-    """A library has no such function; the text is the target's dotted name."""
+    """A library lacks a target; the text is the dotted name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +29,15 @@ class Patch:
 
     Attributes:
         targets: dotted names in the form ``module:Class.attribute``, with one ``make`` for all;
-            attributes alone where ``of`` names the object.
-        make: gives what takes the place of the thing that it is given; None where ``apply_to`` is
-            told, as it has to know the object.
-        why: what is wrong without it, as the end of a sentence.
-        models: for which models it is applied, as the page says it.
-        first: the first version of the library that it is for.
-        last: the last one; None for all that came since.
-        report: the file in docs/build/upstream/, without its ending; None where there is no report.
-        of: the one object whose attributes are replaced, such as "one engine's client"; None for
+            only attributes if ``of`` names the object.
+        make: gives the replacement from the original; None if ``apply_to`` gets it, because it
+            depends on the object.
+        why: the fault without it, as the end of a sentence.
+        models: the models to which it applies, for the page.
+        first: the first version of the library to patch.
+        last: the last one; None for all later versions.
+        report: the file in docs/build/upstream/, without its suffix; None without a report.
+        of: the object whose attributes are replaced, such as "one engine's client"; None for
             modules and classes.
     """
 
@@ -52,20 +52,20 @@ class Patch:
 
     @property
     def library(self) -> str:
-        """The package that has the targets."""
+        """The package of the targets."""
         return "vllm" if self.of else re.split("[.:]", self.targets[0])[0]
 
     def is_due(self) -> bool:
-        """Whether the installed version of the library is among those that it is for."""
+        """Whether the installed version of the library needs it."""
         installed = versions.minor(_version(self.library))
         return self.first <= installed and (self.last is None or installed <= self.last)
 
     def apply(self) -> None:
-        """Replace the targets, where the installed version is one that it is for (idempotent).
+        """Replace the targets if the installed version needs it (idempotent).
 
         Raises:
-            SettingError: a version that was tested with it has no such target.  One that was not
-                serves on with a warning.
+            SettingError: a tested version lacks a target.  An untested version only gets a
+                warning.
         """
         if not self.is_due():
             return
@@ -76,9 +76,9 @@ class Patch:
                 self._lacks(str(error))
 
     def apply_to(self, owner: Any, make: Callable[[Any], Any] | None = None) -> None:
-        """Replace the targets of one object, by ``make`` where that needs to know the object.
+        """Replace the targets of one object, by ``make`` if it depends on the object.
 
-        Each call wraps what is there: several patches have one target.
+        Each call wraps the current value: several patches may have the same target.
         """
         for name in self.targets:
             _put(owner, name, make or self.make)
@@ -105,7 +105,7 @@ class Patch:
 
 
 def _put(owner: Any, name: str, make: Callable[[Any], Any] | None) -> None:
-    assert make is not None, "nothing says what takes the place"
+    assert make is not None, "there is no replacement"
     if isinstance(owner, dict):
         owner[name] = make(owner.get(name))
     else:
@@ -113,10 +113,10 @@ def _put(owner: Any, name: str, make: Callable[[Any], Any] | None) -> None:
 
 
 def place(target: str) -> tuple[Any, str]:
-    """The object that has a target, and the attribute's name.
+    """The object of a target, and the attribute's name.
 
     Raises:
-        Missing: there is no such module, class or attribute.
+        Missing: the module, class or attribute does not exist.
     """
     module, _, path = target.partition(":")
     *owners, name = path.split(".")
@@ -131,12 +131,12 @@ def place(target: str) -> tuple[Any, str]:
 
 
 def _at(owner: Any, name: str) -> Any:
-    """What stands there, not bound to its owner."""
+    """The current value, not bound to its owner."""
     return vars(owner)[name] if name in vars(owner) else getattr(owner, name)
 
 
 def _tell_of_others(target: str, current: Any) -> None:
-    """Warn if what stands at a target is another package's, whose mend may be lost or ours."""
+    """Warn if another package replaced a target, because one replacement may undo the other."""
     made = getattr(current, "fget", None) or getattr(current, "__func__", current)
     home = str(getattr(made, "__module__", None) or target).partition(".")[0]
     if callable(made) and home not in (target.partition(".")[0], "attnres_serve", "builtins"):

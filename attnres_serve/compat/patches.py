@@ -1,4 +1,4 @@
-"""The table of what is replaced in vLLM and torch: each ``Patch`` by the file that states it.
+"""The table of all patches of vLLM and torch, by their files.
 
 ``python docs/use/replaced.py`` writes docs/use/replaced.md from it.
 """
@@ -12,7 +12,7 @@ from types import ModuleType
 from attnres_serve.compat import versions, workarounds
 from attnres_serve.compat.patch import Patch
 
-# Modules beside ``workarounds`` that state a patch.
+# Modules outside ``workarounds`` that state a patch.
 OTHERS = tuple(
     f"attnres_serve.compat.{name}"
     for name in ("changing_edits", "openai_app", "registry", "token_counts")
@@ -37,7 +37,7 @@ def _stated(module: ModuleType) -> tuple[Patch, ...]:
 
 
 def markdown() -> str:
-    """The table for a reader: a row for what a file replaces for one reason."""
+    """The table in Markdown: a row for each file and reason."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for module, patches in table().items():
         for patch in patches:

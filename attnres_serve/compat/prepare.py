@@ -1,4 +1,4 @@
-"""The moments at which workarounds are due; the rest of the project calls none of them by name."""
+"""The moments that apply workarounds; the rest of the project calls only these."""
 
 from attnres_serve.compat import changing_edits, device, engine_config, unguarded, versions
 from attnres_serve.compat.workarounds import (
@@ -56,7 +56,7 @@ def process() -> None:
     """Called in every process that loads vLLM's plugins (idempotent)."""
     if orphans.is_process_of_vllm():
         orphans.end_with_parent()
-        if events.is_heard():  # other servers' processes end as vLLM has them end
+        if events.is_heard():  # processes of other servers end as usual in vLLM
             failures.tell_logged()
             quick_exit.instead_of_finalization()
     if device.is_cpu():
@@ -68,12 +68,12 @@ def process() -> None:
 
 
 def engine(vllm_config) -> None:
-    """Called where an engine's configuration is made, before any worker starts (idempotent).
+    """Called when an engine's configuration is made, before any worker starts (idempotent).
 
     Raises:
-        SettingError: prefix caching was asked for, and the model cannot run with it here; or
-            weights of a trainer or changes of edits were, which it does not take.
-        SystemExit: an engine's process asks for it, as the script has no guard.
+        SettingError: the model does not support prefix caching, weights from a trainer or changes
+            of edits here, and the configuration has them.
+        SystemExit: an engine's process runs a script without a guard.
     """
     unguarded.end_import(vllm_config)
     replaced_weights.check_start(vllm_config)
@@ -95,7 +95,7 @@ def engine(vllm_config) -> None:
 
 
 def worker(vllm_config) -> None:
-    """Called where a model is about to be built, before anything is compiled (idempotent)."""
+    """Called before a model is built and anything is compiled (idempotent)."""
     amx.permit_amx()
     shared_memory.forget_shared_memory()
     python_frames.PATCH.apply()
@@ -131,13 +131,13 @@ def worker(vllm_config) -> None:
     if not vllm_config.model_config.enforce_eager:
         for patch in (*compile_paths.PATCHES, inductor.PATCH):
             patch.apply()
-        # A vLLM that was not tested may mean more by what it misses: it compiles anew.
+        # In an untested vLLM the missing method may do more, so the code is compiled anew.
         if device.is_cpu() and not versions.untested():
             compiled_code.accept()
 
 
 def routes() -> None:
-    """Called where a server's routes are made, before adapters are loaded (idempotent)."""
+    """Called when a server's routes are made, before adapters are loaded (idempotent)."""
     adapter_refusals.PATCH.apply()
     bare_refusals.PATCH.apply()
     for patch in (*dead_engine.PATCHES, *long_refusals.PATCHES):

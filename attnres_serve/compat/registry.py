@@ -11,7 +11,7 @@ from typing import Any
 from attnres_serve.compat import device
 from attnres_serve.compat.patch import Patch
 
-# What an engine that is being made was given as its additional_config.
+# The additional_config of an engine that is being made.
 _additional_config: ContextVar[Any] = ContextVar("additional_config", default=None)
 
 
@@ -20,18 +20,18 @@ def install_config_parser(
     build: Callable,
     leaves: Callable[[dict[str, Any], Any], bool],
 ) -> None:
-    """Let AttnRes checkpoints be recognised wherever vLLM reads a config.json.
+    """Recognise AttnRes checkpoints wherever vLLM reads a config.json.
 
-    The parser of the format "hf" is replaced in vLLM's own table.  (Registering an AutoConfig for a
-    name as general as ``transformer`` would hijack foreign repositories; a format of our own would
-    need a flag.)
+    The parser of the format "hf" is replaced in vLLM's table.  (Registering an AutoConfig for a
+    name as general as ``transformer`` would hijack foreign repositories; a new format would need a
+    flag.)
 
     Args:
-        translate: from a config.json, "may run the repository's code", the model's folder or id and
-            its revision to a parsed or None.
-        build: from a parsed config, the model's name and whether it is for drafts to a Hugging Face
-            config.
-        leaves: from a config.json and the additional_config to whether vLLM serves it by itself.
+        translate: a function of config.json, "may run the repository's code", the model's folder
+            or id and its revision; gives a ParsedConfig, or None.
+        build: a function of a ParsedConfig, the model's name and whether it is for drafts; gives a
+            Hugging Face config.
+        leaves: a function of config.json and additional_config; whether vLLM's class serves it.
     """
     from transformers import PreTrainedConfig
     from vllm.transformers_utils import config as vllm_config
@@ -48,9 +48,9 @@ def install_config_parser(
             try:
                 content, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
             except Exception:
-                content = {}  # vLLM's own parser will say what is wrong
+                content = {}  # vLLM's parser will raise the error
             overrides = kwargs.get("hf_overrides")
-            if isinstance(overrides, dict):  # in the checkpoint's own keys, so before it is parsed
+            if isinstance(overrides, dict):  # they use the checkpoint's keys, so before parsing
                 content = {**content, **overrides}
             parsed = None
             if not leaves(content, _additional_config.get()):
@@ -64,16 +64,18 @@ def install_config_parser(
 
 
 def _is_for_drafts(overrides: Any) -> bool:
-    """Whether a config.json is read for drafts, which vLLM overrides by a function of its own."""
+    """Whether a config.json is read for drafts, by the function with which vLLM overrides it."""
     from vllm.config.speculative import SpeculativeConfig
 
-    composed = getattr(SpeculativeConfig, "_apply_composed_hf_override", None)  # with a user's own
+    composed = getattr(
+        SpeculativeConfig, "_apply_composed_hf_override", None
+    )  # with a user's override
     for_drafts = SpeculativeConfig.hf_config_override, composed
     return overrides is not None and getattr(overrides, "func", overrides) in for_drafts
 
 
 def _hearing_additional_config(create: Callable) -> Callable:
-    """Remember the additional_config while vLLM reads a config.json, which it does first."""
+    """Keep the additional_config available while vLLM reads a config.json."""
 
     def create_model_config(self):
         token = _additional_config.set(self.additional_config)
@@ -89,10 +91,11 @@ def register_architecture(architecture: str, base: str, target: str, on_config: 
     """Register a model class by name.
 
     Args:
-        architecture: our name for it.
-        base: that of vLLM's class which it is made of.  What vLLM does by that name holds for ours.
+        architecture: our name.
+        base: the architecture of the vLLM class that ours extends.  vLLM's special cases for it
+            apply to ours too.
         target: module and name of the class.
-        on_config: what to run when a VllmConfig for it is made.
+        on_config: called when a VllmConfig for it is made.
     """
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
 
@@ -115,10 +118,10 @@ def register_architecture(architecture: str, base: str, target: str, on_config: 
 
 
 def register_class(architecture: str, target: str) -> None:
-    """Register a class by name, as module:class; on a CPU the process that asks inspects it.
+    """Register a class by name, as module:class; on a CPU this process inspects it.
 
-    Elsewhere vLLM starts another one, so that CUDA is not initialised in this one.  Importing vLLM
-    there takes 8 s, and the result is kept in a file that outlives an upgrade of vLLM.
+    On other devices vLLM inspects it in another process, so that CUDA is not initialised in this
+    one.  Importing vLLM there takes 8 s, and the cached result survives an upgrade of vLLM.
     """
     from vllm import ModelRegistry
 
@@ -146,7 +149,7 @@ PATCH = Patch(
     models="every model",
     first=(0, 28),
 )
-# Where a version of vLLM keeps architectures that it treats otherwise.
+# vLLM's lists of architectures with special treatment.
 LIST = Patch(
     targets=("FLASHINFER_MOE_EP_ARCHITECTURES",),
     of="vllm.config.kernel",
@@ -154,7 +157,7 @@ LIST = Patch(
     models="every model",
     first=(0, 28),
 )
-# Of those in it nothing is warmed up on a CPU, without which vLLM has no pipelines there.
+# vLLM does not warm up listed architectures on a CPU, but pipelines need the warm-up.
 GRAPHS = replace(
     LIST,
     targets=("DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES",),

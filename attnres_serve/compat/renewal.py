@@ -1,9 +1,8 @@
-"""A model of vLLM's made blank again and filled anew, in a running engine.
+"""Resetting a vLLM model in a running engine, and loading it again.
 
-vLLM's own reload goes layer by layer, counts what has come, and does not do all again that it did
-at the start: on a CPU experts and tied heads stay packed from old weights (``replaced_weights``).
-Here parameters become what they were when the model was built, and then vLLM's steps of a start
-follow in their order: load, and process.
+vLLM's reload goes layer by layer, counts tensors, and does not repeat all steps of the start: on a
+CPU, experts and tied heads stay packed from old weights (``replaced_weights``).  Here parameters
+return to their state after construction. Then vLLM's steps of a start follow: load and process.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,17 +21,17 @@ _EDGE = 16  # elements at both ends of a parameter that tell how it was filled
 
 
 class Update(Protocol):
-    """Tensors that come one after the other, and are kept until all have come."""
+    """Tensors of an update, which are kept until all have arrived."""
 
     def take(self, name: str, tensor: Tensor) -> None:
         """Validate a tensor and keep a copy.
 
         Raises:
-            CheckpointError: it is unknown, misshapen, not finite or has come before.
+            CheckpointError: it is unknown, has a wrong shape, is not finite or a duplicate.
         """
 
     def apply(self) -> None:
-        """Put the tensors in the place of the model's.
+        """Load the tensors into the model.
 
         Raises:
             CheckpointError: one is missing; nothing was changed.
@@ -40,10 +39,10 @@ class Update(Protocol):
 
 
 class _Parameter:
-    """What a parameter was when its model was built, without its storage.
+    """The state of a parameter after its model was built, without its storage.
 
-    Others than its module may refer to it, as routers do to the bias of a gate, so the same object
-    is used again for as long as any of them does.
+    Other modules may refer to it, as routers do to the bias of a gate. So the same object is used
+    again while it is alive.
     """
 
     def __init__(self, parameter: Tensor) -> None:
@@ -67,9 +66,9 @@ class _Parameter:
 
 
 def _fill(data: Tensor) -> float:
-    """What a new parameter holds everywhere, such as ones; 0 where its memory was not written.
+    """The constant that fills a new parameter, such as 1; 0 if its memory was not written.
 
-    A checkpoint need not fill all: experts are padded, for example.
+    A checkpoint need not fill all of it: experts are padded, for example.
     """
     if data.is_meta or not data.numel() or not data.is_contiguous():
         return 0
@@ -80,15 +79,15 @@ def _fill(data: Tensor) -> float:
 
 
 class Blank:
-    """The parameters and buffers of a model that was built and not loaded yet."""
+    """The parameters and buffers of a model that was built but not loaded."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters: WeakKeyDictionary[nn.Module, dict[str, _Parameter]] = WeakKeyDictionary()
         self._buffers: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
-        # Buffers that are views of a parameter, as Mamba's layers have one.
+        # Buffers that are views of a parameter, as in Mamba's layers.
         self._views: WeakKeyDictionary[nn.Module, dict[str, tuple[_Parameter, _Layout]]]
         self._views = WeakKeyDictionary()
-        known: dict[int, _Parameter] = {}  # tied ones are one
+        known: dict[int, _Parameter] = {}  # tied ones are one object
         storages: dict[int, _Parameter] = {}
         for module in model.modules():
             parameters = self._parameters[module] = {}
@@ -105,7 +104,7 @@ class Blank:
                     self._buffers[module][name] = tensor.clone()
 
     def restore(self, model: nn.Module) -> None:
-        """Give the modules that a model was built with blank parameters, tied as they were."""
+        """Give the original modules of a model blank parameters, tied as before."""
         made: dict[_Parameter, Tensor] = {}
         modules = [module for module in model.modules() if module in self._parameters]
         for module in modules:
@@ -124,7 +123,7 @@ class Blank:
                 module._buffers[name] = made[parameter].data.as_strided(*layout)
 
     def shared(self, model: nn.Module) -> list[Tensor]:
-        """The parameters that a draft model has of the served one."""
+        """The parameters that a draft model shares with the served one."""
         others = (module for module in model.modules() if module not in self._parameters)
         return [parameter for module in others for parameter in module.parameters(recurse=False)]
 
@@ -134,12 +133,12 @@ def _there(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
 
 
 def _storage(tensor: Tensor) -> int:
-    """Where a tensor's numbers are; of one without memory a number that no other has."""
+    """The address of a tensor's storage; a unique number for one without memory."""
     return tensor.untyped_storage().data_ptr() or -id(tensor)
 
 
 def _forget(module: nn.Module) -> None:
-    """Let vLLM process a layer as if it were the first time."""
+    """Let vLLM process a layer like the first time."""
     vars(module).pop(_PROCESSED, None)
     method: Any = getattr(module, "quant_method", None)
     if getattr(method, "moe_kernel", None) is not None:
@@ -151,7 +150,7 @@ blanks: WeakKeyDictionary[nn.Module, Blank] = WeakKeyDictionary()  # by their mo
 
 @contextmanager
 def _left_alone(parameters: list[Tensor]) -> Iterator[None]:
-    """Have vLLM load nothing into parameters."""
+    """Keep vLLM from loading into parameters."""
     loaders = [(vars(one), vars(one).get("weight_loader")) for one in parameters]
     for attributes, _ in loaders:
         attributes["weight_loader"] = lambda *args, **kwargs: None
@@ -165,11 +164,11 @@ def _left_alone(parameters: list[Tensor]) -> Iterator[None]:
 
 
 def renew(model: nn.Module, model_config: Any, load: Callable[[], Any]) -> None:
-    """Load a model again as at the start.
+    """Load a model again like at the start.
 
     Args:
         model: one of ``blanks``.
-        model_config: vLLM's, of that model.
+        model_config: vLLM's configuration of that model.
         load: fills the parameters.  If it raises, the model has no weights.
     """
     from vllm.model_executor.model_loader.utils import process_weights_after_loading

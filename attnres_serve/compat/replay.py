@@ -1,4 +1,4 @@
-"""A sequence through a worker's own modules, eager and alone, with caches of its own."""
+"""Running one sequence eagerly through a worker's modules, with separate caches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -6,11 +6,11 @@ from typing import Any
 
 from attnres_serve.compat import decoder, engine_config
 
-NULL_BLOCKS = 1  # vLLM's block 0 holds nothing
+NULL_BLOCKS = 1  # vLLM's block 0 is unused
 
 
 def untraceable(worker) -> str | None:
-    """Why ``replay`` would not compute what this worker serves, in one sentence, or None."""
+    """The reason why ``replay`` would differ from serving, in one sentence, or None."""
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 
     config = worker.vllm_config
@@ -44,17 +44,17 @@ def replay(
     ids: Sequence[int],
     at_end: Callable[[Any, int, Any], None] | None = None,
 ) -> int:
-    """Run a sequence through a worker's own modules, attention and its kernels included.
+    """Run a sequence through a worker's modules, with their attention kernels.
 
-    In chunks of the most tokens for which vLLM has measured the memory, and whose sites are not
-    divided over workers.  What pipeline stages hand on goes through the host: the device's queue
-    can hold messages of steps.
+    Chunks have at most as many tokens as vLLM has measured the memory for, and fewer than sharded
+    sites need.  Pipeline stages exchange tensors through the host, because the device's queue may
+    hold messages of steps.
 
     Args:
-        worker: vLLM's; every worker of an engine runs this at once.
+        worker: of vLLM; every worker of an engine runs this at the same time.
         ids: the sequence.
-        at_end: called on the last stage with the model, the position at which a chunk begins, and
-            what the decoder gave for it, ``[T, d]``.
+        at_end: called on the last stage with the model, the position of a chunk's first token, and
+            the decoder's output for it, ``[T, d]``.
 
     Returns:
         The number of chunks.
@@ -75,7 +75,7 @@ def replay(
     failure: Exception | None = None
     done = 0
     with torch.inference_mode(), _caches(worker, len(ids), device) as metadata:
-        for chunk in chunks:  # to the end also after a failure: the other stages send and wait
+        for chunk in chunks:  # to the end even after a failure: the other stages send and wait
             received, sent = None, {}
             if not stages.is_first_rank:
                 tensors = stages.recv_tensor_dict()
@@ -95,7 +95,7 @@ def replay(
                     skip_compiled=True,
                 ):
                     output = model(token_ids if stages.is_first_rank else None, positions, before)
-                    if isinstance(output, tuple):  # with what heads of EAGLE's kind read
+                    if isinstance(output, tuple):  # with hidden states for EAGLE heads
                         output = output[0]
                     if at_end is not None and stages.is_last_rank:
                         at_end(whole, done, output)
@@ -112,17 +112,16 @@ def replay(
 
 
 def collected(rows: Any | None) -> Any | None:
-    """Bring rows of every pipeline stage to the last one, through the host.
+    """Collect rows of all pipeline stages on the last one, through the host.
 
-    Every worker calls this at the same moment.  A stage sends one tensor, as vLLM's shared memory
-    takes eight in a message.
+    Every worker calls this at the same time.  A stage sends one tensor, because vLLM's shared
+    memory takes eight per message.
 
     Args:
         rows: ``[n, d]`` on the CPU; None for none.
 
     Returns:
-        On the last stage the rows of all, one stage after the other; None on the others, and where
-        there are none.
+        On the last stage the rows of all stages in order; None on the others, and without rows.
     """
     import torch
     from vllm.distributed import get_pp_group
@@ -139,22 +138,22 @@ def collected(rows: Any | None) -> Any | None:
 
 
 def _groups(worker) -> list[Any]:
-    """vLLM's groups of layers that have one attention backend and one kind of cache."""
+    """vLLM's groups of layers with the same attention backend and kind of cache."""
     return [group for several in worker.model_runner.attn_groups for group in several]
 
 
 @contextmanager
 def _caches(worker, length: int, device) -> Iterator[Callable[[Any], tuple[dict, dict]]]:
-    """Caches for one sequence, instead of the layers' own, which hold other requests.
+    """Replace the layers' caches, which hold other requests, by caches for one sequence.
 
     Args:
-        worker: vLLM's.
+        worker: of vLLM.
         length: tokens of the sequence.
-        device: the worker's.
+        device: of the worker.
 
     Yields:
-        A function of the positions of a chunk.  It gives the attention metadata and
-        the slots of the chunk's tokens, both by the name of the layer.
+        A function of the positions of a chunk.  It gives the attention metadata and the slots of
+        the chunk's tokens, both by the layer's name.
     """
     layers = worker.vllm_config.compilation_config.static_forward_context
     groups = _groups(worker)
@@ -175,7 +174,7 @@ def _caches(worker, length: int, device) -> Iterator[Callable[[Any], tuple[dict,
 
 
 def _alike(group, cache, length: int) -> Any:
-    """A cache of one layer as ``cache`` is, with room for a sequence; a state has several."""
+    """A cache like ``cache`` for one layer, with room for a sequence; a state has several parts."""
     import torch
 
     if isinstance(cache, tuple | list):
@@ -185,7 +184,7 @@ def _alike(group, cache, length: int) -> Any:
 
 
 def _block_dim(group) -> int:
-    """The dimension of a cache that counts blocks; an older vLLM asks the backend."""
+    """The dimension of a cache that counts blocks; older vLLM versions ask the backend."""
     spec = _spec(group)
     if _is_state(group) or not hasattr(group.backend, "get_kv_cache_block_dim"):
         return 0
@@ -203,7 +202,7 @@ def _is_state(group) -> bool:
 
 
 def _blocks(group, length: int) -> int:
-    """A sequence has one state; its keys and values fill blocks."""
+    """The number of blocks for a sequence: one for a state, several for keys and values."""
     return 1 if _is_state(group) else -(-length // _spec(group).block_size)
 
 
@@ -219,7 +218,7 @@ def _metadata(groups, positions, device) -> tuple[dict[str, Any], dict[str, Any]
     for group in groups:
         size = _spec(group).block_size
         table = NULL_BLOCKS + torch.arange(-(-end // size), dtype=torch.int32)[None]
-        if _is_state(group):  # whichever block vLLM looks for it in
+        if _is_state(group):  # at any place where vLLM looks for it
             table = torch.full_like(table, NULL_BLOCKS)
         common = CommonAttentionMetadata(
             query_start_loc=begins.to(device),

@@ -1,4 +1,4 @@
-"""What a running server asks of its engine."""
+"""Calls of a running server to its engine."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,14 +9,14 @@ from attnres_serve.compat.workarounds.replacing_calls import CHANGED
 
 
 async def require_json(request) -> None:
-    """Refuse a body that is not declared as JSON, as vLLM's own routes do."""
+    """Refuse a body that is not declared as JSON, like vLLM's routes."""
     from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
     await validate_json_request(request)
 
 
 async def until_disconnect(handler: Callable, body, request) -> Any:
-    """What ``handler(body, request)`` answers; it is cancelled when the client goes away."""
+    """The answer of ``handler(body, request)``; it is cancelled if the client disconnects."""
     from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
     return await with_cancellation(handler)(body, request)
@@ -25,7 +25,7 @@ async def until_disconnect(handler: Callable, body, request) -> Any:
 async def tokenize(
     request, prompt: str | None, messages: list[dict[str, Any]] | None
 ) -> list[int] | tuple[int, str]:
-    """Token ids of a prompt or a chat as vLLM's routes make them; or a status and why not."""
+    """Token ids of a prompt or a chat, like in vLLM's routes; or a status and an error."""
     from pydantic import ValidationError
     from vllm.entrypoints.serve.tokenize.protocol import (
         TokenizeChatRequest,
@@ -48,10 +48,10 @@ async def tokenize(
 
 
 async def ask_workers(client, method: str, *args) -> list[Any]:
-    """What every worker answers.
+    """The answers of all workers.
 
     Raises:
-        EngineDeadError: the engine is dead; while this waits, ``dead_engine.end_calls`` raises it.
+        EngineDeadError: the engine is dead; ``dead_engine.end_calls`` raises it in waiting calls.
     """
     answers: list[Any] = await client.collective_rpc(method, args=args)
     return answers
@@ -60,10 +60,10 @@ async def ask_workers(client, method: str, *args) -> list[Any]:
 async def generate(
     client, ids: list[int], max_tokens: int, name: str, ignore_eos: bool = False
 ) -> list[int]:
-    """Greedy continuation of a prompt by the engine; a cancelled one is aborted there.
+    """Greedy continuation of a prompt by the engine; cancelling this aborts it.
 
     Raises:
-        RuntimeError: the engine gave it up; what there is of it is not the answer.
+        RuntimeError: the engine gave up before the end.
     """
     tokens: list[int] = []
     async for output in client.generate(*greedy(ids, max_tokens, ignore_eos), name):
@@ -83,7 +83,7 @@ def greedy(ids: list[int], max_tokens: int, ignore_eos: bool = False) -> tuple[A
 
 
 def stop_tokens(client) -> frozenset[int]:
-    """The tokens that end a greedy answer of the engine's."""
+    """The tokens that end a greedy answer of the engine."""
     config = client.vllm_config.model_config
     end = None if config.skip_tokenizer_init else client.get_tokenizer().eos_token_id
     _, params = greedy([], 1)
@@ -92,10 +92,10 @@ def stop_tokens(client) -> frozenset[int]:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the engine refused a request for what it asks, for which vLLM's routes say 4xx.
+    """Whether the engine refused an invalid request, for which vLLM's routes answer 4xx.
 
-    It is a ValueError up to some version and of vLLM's own class in 0.32; a fault of the engine is
-    an error of another kind in all of them.
+    Older versions raise ValueError, 0.32 a class of vLLM. Faults of the engine raise other errors
+    in all versions.
     """
     from vllm import exceptions
 
@@ -103,21 +103,21 @@ def is_refusal(error: Exception) -> bool:
 
 
 async def is_asleep(client) -> bool:
-    """Whether the engine sleeps, which it can only where --enable-sleep-mode is on."""
+    """Whether the engine sleeps, which needs --enable-sleep-mode."""
     return client.vllm_config.model_config.enable_sleep_mode and await client.is_sleeping()
 
 
 def token_texts(client, ids: list[int]) -> list[str | None]:
-    """The text of each token as it is behind another one; None without a tokenizer."""
+    """The text of each token after another one; None without a tokenizer."""
     if client.vllm_config.model_config.skip_tokenizer_init:
         return [None] * len(ids)
     return [*texts_behind_another(client.get_tokenizer(), ids)]
 
 
 async def weights_of(client) -> tuple[str | None, float | None]:
-    """The version of an engine's weights, and when they were replaced, in seconds since 1970.
+    """The version of an engine's weights, and the time of their update in seconds since 1970.
 
-    None for an engine that has no versions, as before vLLM 0.32, and for weights of the start.
+    None for an engine without versions, before vLLM 0.32, and for the first weights.
     """
     if not hasattr(client, "get_weight_version"):
         return None, None

@@ -1,6 +1,6 @@
-"""What a configuration cannot have, as one table: the first row that applies refuses it.
+"""The table of unsupported configurations: the first row that applies refuses.
 
-A row with a limit is for the families whose files state it.  The others are for all.
+Rows with a limit are for families that state it.  The others are for all.
 """
 
 from collections.abc import Callable
@@ -41,10 +41,10 @@ class Rule:
 
 
 def require(facts: EngineFacts) -> None:
-    """Refuse what AttnRes, or vLLM with it, cannot have.
+    """Refuse configurations that AttnRes, or vLLM with it, does not support.
 
     Raises:
-        SettingError: the first such setting, in one sentence.
+        SettingError: one sentence about the first such setting.
     """
     for rule in RULES:
         is_due = rule.limit is None or rule.limit in facts.family.limits
@@ -83,7 +83,7 @@ RULES = (
         "LoRA adapters are not supported on {value} checkpoints: their names are {value}'s, and "
         "vLLM would apply only a part of them; convert the model to the house format.",
     ),
-    # The first layer divides the residual by the routed scaling factor.
+    # vLLM's first layer divides the residual by the routed scaling factor.
     Rule(
         lambda facts: str(facts.vllm.model_config.dtype) == "torch.float16",
         "--dtype is float16, in which vLLM's layers of this family scale the residual, and AttnRes "
@@ -103,27 +103,27 @@ RULES = (
         "in chunks, by another function than their continuation; serve this family on a CPU.",
         Limit.LIGHTNING,
     ),
-    # Workers agree on one layout of caches and on groups of them, on CPU by the layers they have.
-    # Recurrent layers alone have another layout, and none of them no group to copy states in.
+    # Workers agree on one layout of caches and their groups, on CPU by the layers they have.
+    # With only recurrent layers the layout differs, and without any there is no group for states.
     Rule(
         lambda facts: device.is_cpu() and facts.stage_without(CACHES),
         "the pipeline stage {value}, which vLLM cannot run beside other stages on CPU; " + STAGES,
         Limit.BOTH_CACHES,
     ),
-    # The class looks for a layer with experts in every stage, and raises where there is none.
+    # The class searches every stage for a layer with experts, and raises without one.
     Rule(
         lambda facts: facts.stage_without({"experts": footprint.expert_layers}),
         "the pipeline stage {value}, which vLLM's class of this family needs; " + STAGES,
         Limit.EXPERTS,
     ),
-    # What a batch says of new sequences was read, and run, from this version on.
+    # The attributes of a batch about new sequences were checked from this version on.
     Rule(
         lambda facts: versions.is_older_than(LINEAR_SINCE),
         f"models with linear attention need vLLM {versions.dotted(LINEAR_SINCE)} or later; "
         "install it, or a later one.",
         Limit.LINEAR_ATTENTION,
     ),
-    # vLLM's copy of a cached state for drafts is a Triton kernel, without a form for CPUs.
+    # vLLM copies a cached state for drafts with a Triton kernel, which CPUs do not have.
     Rule(
         lambda facts: (
             device.is_cpu() and facts.vllm.num_speculative_tokens and facts.caches_prefixes
@@ -132,17 +132,17 @@ RULES = (
         "attention; add --no-enable-prefix-caching, or start without --speculative-config.",
         Limit.LINEAR_ATTENTION,
     ),
-    # A worker has whole heads of a recurrence; vLLM looks at those of attention only.
+    # A worker has whole heads of a recurrence; vLLM checks only those of attention.
     Rule(
         EngineFacts.divided_heads,
         "--tensor-parallel-size is {facts.parallel.tensor_parallel_size}, which does not divide "
         "{value}; choose one that does.",
         Limit.LINEAR_ATTENTION,
     ),
-    # vLLM computes on with the state of a rejected draft, and answers with other tokens.  On a CPU
-    # these layers keep one state of a sequence.  Without a layer of attention the runner of CPUs,
-    # and the older one of GPUs, counts no accepted drafts (0.32); the newer one was not tried,
-    # and neither was a device that is not CUDA's.
+    # vLLM continues with the state of a rejected draft, and answers with other tokens.  On a CPU
+    # these layers keep one state for a sequence.  Without an attention layer, the runner for CPUs
+    # and the older one for GPUs count no accepted drafts (0.32).  The newer runner and devices
+    # other than CUDA have not been tried.
     Rule(
         lambda facts: (
             not (device.is_cuda() and facts.vllm.model_config.is_hybrid)
@@ -152,21 +152,21 @@ RULES = (
         "recurrent states cannot go back; start without --speculative-config.",
         Limit.DRAFTS,
     ),
-    # vLLM's own layer looks at the batch, which a compiler would fix.
+    # vLLM's layer branches on the batch, which a compiler would fix.
     Rule(
         lambda facts: not device.is_cpu() and not facts.vllm.model_config.enforce_eager,
         "this family cannot be compiled on this device, as vLLM's layer of Kimi Delta Attention is "
         "no operator of torch's; add --enforce-eager.",
         Limit.EAGER_ON_GPU,
     ),
-    # vLLM's kernel of a prompt's convolution has branches for 2, 3 and 4 tokens.  For more of them
-    # it takes one value for all, and says nothing (``causal_conv1d.py``, 0.32).
+    # vLLM's kernel for a prompt's convolution has branches for 2, 3 and 4 tokens.  For more, it
+    # silently uses one value for all (``causal_conv1d.py``, 0.32).
     Rule(
         lambda facts: not device.is_cpu() and facts.wide_convolution(),
         f"{{value}}, and vLLM's kernel for GPUs computes convolutions of up to {WIDEST} tokens; "
         "serve this model on a CPU.",
     ),
-    # Experts of several engines gather tokens by a function that vLLM 0.32 has on GPUs alone.
+    # Experts of several engines gather tokens by a function that vLLM 0.32 has only on GPUs.
     Rule(
         lambda facts: (
             device.is_cpu()
@@ -176,7 +176,7 @@ RULES = (
         "--data-parallel-size is {facts.parallel.data_parallel_size}, by which vLLM divides a "
         "mixture of experts on GPUs alone; start as many servers without it.",
     ),
-    # The kernels for drafts of this version are a GPU's on a CPU too, which ends the engine.
+    # This version uses GPU kernels for drafts even on a CPU, which ends the engine.
     Rule(
         lambda facts: (
             device.is_cpu()

@@ -1,4 +1,4 @@
-"""What is read in the installed vLLM's source, without importing it."""
+"""Facts from the installed vLLM's source, read without importing it."""
 
 import re
 from functools import cache
@@ -7,7 +7,7 @@ from typing import Any
 
 from attnres_serve.compat import device
 
-# Of --tokenizer-mode, those that read a tokenizer by transformers' classes.
+# Values of --tokenizer-mode that use transformers' classes.
 TOKENIZER_MODES = (
     *("auto", "hf", "slow", "cohere", "inkling", "kimi_k3"),
     *("deepseek_v32", "deepseek_v4", "deepseek_v41"),
@@ -15,10 +15,10 @@ TOKENIZER_MODES = (
 
 
 def module(path: str) -> Any:
-    """A module of vLLM's package that needs none of the others, without the package.
+    """Import a vLLM module that needs no other module, without its package.
 
     Raises:
-        ImportError: there is none, or it needs others.
+        ImportError: it does not exist, or needs others.
     """
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -32,14 +32,14 @@ def module(path: str) -> Any:
 
 
 def _source(path: str) -> str | None:
-    """The text of a file of vLLM's package, which is not imported; None if there is none."""
+    """The text of a file of vLLM's package; None if it does not exist."""
     file = _file(path)
     return _text(file) if file else None
 
 
 @cache
 def _text(file: Path) -> str:
-    """The text of a file, read once: the flags of a command line are looked up one by one."""
+    """The text of a file, cached because flags are looked up one by one."""
     return file.read_text(encoding="utf-8")
 
 
@@ -52,9 +52,9 @@ def _file(path: str) -> Path | None:
 
 
 def lists_architecture(name: str) -> bool:
-    """Whether vLLM, or another plugin of it, has a model class under this name.
+    """Whether vLLM or another plugin has a model class under this name.
 
-    Its table is read as text where it has not been imported.
+    If vLLM has not been imported, its table is read as text.
     """
     import sys
 
@@ -63,7 +63,7 @@ def lists_architecture(name: str) -> bool:
     return f'"{name}":' in (_source("model_executor/models/registry.py") or "")
 
 
-# Endings of architectures that vLLM serves by the class for the first of them.
+# Suffixes of architectures; vLLM treats them all like the first.
 _ENDINGS = (
     *("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel", "ForTextEncoding"),
     *("EmbeddingModel", "ForSequenceClassification", "ForTokenClassification"),
@@ -72,9 +72,9 @@ _ENDINGS = (
 
 
 def listed_class(name: str) -> str | None:
-    """The name of the class that vLLM has for an architecture, told by its table as text.
+    """The name of vLLM's class for an architecture, from the text of its table.
 
-    None for an architecture that it does not have.
+    None for an unknown architecture.
     """
     text = _source("model_executor/models/registry.py") or ""
     stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), None)
@@ -85,21 +85,20 @@ def listed_class(name: str) -> str | None:
 
 
 def lists_head(name: str) -> bool:
-    """Whether vLLM has a class of draft heads under this name, told by its table as text."""
+    """Whether vLLM has a class of draft heads under this name, from the text of its table."""
     text = _source("model_executor/models/registry.py") or ""
     heads = text.partition("_SPECULATIVE_DECODING_MODELS = {")[2].partition("\n}")[0]
     return f'"{name}":' in re.sub("#.*", "", heads)
 
 
 CPUINFO = Path("/proc/cpuinfo")
-UNLISTED_HEAD_SIZES = {48}  # vLLM's kernels compute it, and its list does not say so
+UNLISTED_HEAD_SIZES = {48}  # vLLM's kernels support it, although its list omits it
 
 
 def head_sizes() -> list[int] | None:
-    """The sizes of a head that vLLM's attention computes on CPU, read from its source.
+    """The head sizes that vLLM's attention supports on CPU, read from its source.
 
-    None where another device is used, whose backends take every usual size, or where they cannot
-    be told.
+    None on another device, whose backends support every usual size, or if unknown.
     """
     source = _source("v1/attention/backends/cpu_attn.py") if device.is_cpu() else None
     listed = source and _listed_sizes(source)
@@ -107,15 +106,15 @@ def head_sizes() -> list[int] | None:
 
 
 def _listed_sizes(source: str) -> list[int] | None:
-    """The sizes that the first backend of a source lists, None if it lists none."""
+    """The sizes in the list of a source's first backend; None without a list."""
     match = re.search(r"def get_supported_head_sizes.*?return \[([\d, \n]+)\]", source, re.S)
     return [*map(int, re.findall(r"\d+", match[1]))] if match else None
 
 
 def block_step() -> int | None:
-    """The number of which a block of vLLM's KV cache on CPU has a multiple of tokens.
+    """The step of block sizes of vLLM's KV cache on CPU, in tokens.
 
-    None where another device is used, or where it cannot be told.
+    None on another device, or if unknown.
     """
     source = _source("v1/attention/backends/cpu_attn.py") if device.is_cpu() else None
     match = re.search(
@@ -125,24 +124,24 @@ def block_step() -> int | None:
 
 
 def lacks_int8() -> bool:
-    """Whether this x86 CPU has no dot products of 8-bit integers, nor their matrices.
+    """Whether this x86 CPU has no instructions for dot or matrix products of 8-bit integers.
 
-    Products of INT8 layers are wrong there: a divergence of 0.07 to 0.31 nats, where others have
-    0.007 at most (vLLM 0.32 on a processor with AVX2 alone).
+    Products of INT8 layers are then wrong: a divergence of 0.07 to 0.31 nats instead of 0.007 at
+    most (vLLM 0.32 on a processor with only AVX2).
     """
     cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
     return "\nflags" in cpuinfo and not re.search(r"\b(avx512_vnni|avx_vnni|amx_int8)\b", cpuinfo)
 
 
 def has_amx() -> bool:
-    """Whether this CPU has Intel's instructions for matrices."""
+    """Whether this CPU has Intel's matrix instructions."""
     return CPUINFO.is_file() and "amx_tile" in CPUINFO.read_text(encoding="utf-8").split()
 
 
 def lacks_quantized_experts() -> bool:
     """Whether vLLM's CPU build has no kernel for quantized experts here.
 
-    vLLM 0.32 has them on x86 for CPUs with AMX, and where zentorch is installed.
+    vLLM 0.32 has them on x86 for CPUs with AMX, and with zentorch.
     """
     from importlib.util import find_spec
     from platform import machine
@@ -153,9 +152,9 @@ def lacks_quantized_experts() -> bool:
 
 
 def latent_rows() -> list[int] | None:
-    """The channels of a cached row that vLLM's latent attention computes, read from its source.
+    """The row sizes that vLLM's latent attention supports, in channels, read from its source.
 
-    None on CPU, where every row is computed, and where they cannot be told.
+    None on CPU, where every size is supported, or if unknown.
     """
     path = "model_executor/layers/attention/mla_attention.py"
     source = None if device.is_cpu() else _source(path)

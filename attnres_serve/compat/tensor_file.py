@@ -1,7 +1,7 @@
-"""Tensors that go to other processes of this machine, in a file that is mapped there.
+"""Sending tensors to other processes of this machine, in a file that they map.
 
-A file is in a folder that its owner locks.  The lock of a process that was killed is gone, so
-whoever writes next removes what it left.
+Each file is in a folder that its owner locks.  A killed process loses its lock, so the next writer
+removes its files.
 """
 
 import fcntl
@@ -21,10 +21,10 @@ _PREFIX = "attnres-serve-tensors-"
 
 @contextmanager
 def file_of(tensors: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    """The path of a file that holds tensors, in memory if that has room, as long as it is used.
+    """The path of a file with tensors, in memory if there is room; removed after the context.
 
     Raises:
-        CheckpointError: one is no tensor, or has the name of another.
+        CheckpointError: one is no tensor, or two have the same name.
     """
     from safetensors.torch import save_file
 
@@ -37,7 +37,7 @@ def file_of(tensors: Iterable[tuple[str, Any]]) -> Iterator[str]:
         tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_MEMORY if has_room else None) as folder,
         _open(Path(folder)) as opened,
     ):
-        with suppress(OSError):  # of a file system without locks; nobody removes anything there
+        with suppress(OSError):  # a file system without locks, where no files are removed
             fcntl.flock(opened, fcntl.LOCK_EX)
         path = Path(folder) / "tensors.safetensors"
         save_file(by_name, path)
@@ -45,17 +45,17 @@ def file_of(tensors: Iterable[tuple[str, Any]]) -> Iterator[str]:
 
 
 def _places() -> list[Path]:
-    """The folders in which files may be."""
+    """The folders for such files."""
     return [_MEMORY.resolve(), Path(tempfile.gettempdir()).resolve()]
 
 
 def _remove_left(place: Path) -> None:
-    """Remove the files of processes that are gone.
+    """Remove the files of ended processes.
 
-    An empty folder may be one that is about to be locked.
+    An empty folder may be about to be locked, and stays.
     """
     for folder in place.glob(f"{_PREFIX}*"):
-        with suppress(OSError), _open(folder) as opened:  # others have it locked, or own it
+        with suppress(OSError), _open(folder) as opened:  # locked, or another user's
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if any(folder.iterdir()):
                 shutil.rmtree(folder)
@@ -63,7 +63,7 @@ def _remove_left(place: Path) -> None:
 
 @contextmanager
 def _open(folder: Path) -> Iterator[int]:
-    """The descriptor of a folder, which no link leads to."""
+    """The descriptor of a folder; links are refused."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         yield opened
@@ -72,10 +72,10 @@ def _open(folder: Path) -> Iterator[int]:
 
 
 def plain(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Tensors as a file can hold them, by name.
+    """Contiguous tensors on the CPU, by name, for a file.
 
     Raises:
-        CheckpointError: one is no tensor, or has the name of another.
+        CheckpointError: one is no tensor, or two have the same name.
     """
     by_name: dict[str, Any] = {}
     places: set[int] = set()
@@ -85,14 +85,14 @@ def plain(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             raise CheckpointError(f"the tensor {name} comes twice; send each one once.")
         copy = tensor.detach().cpu().contiguous()
         if copy.untyped_storage().nbytes() != copy.nbytes or copy.data_ptr() in places:
-            copy = copy.clone()  # a part of another cannot be written
+            copy = copy.clone()  # safetensors cannot write a view
         places.add(copy.data_ptr())
         by_name[name] = copy
     return by_name
 
 
 def require_tensor(name: str, tensor: Any) -> None:
-    """Raise CheckpointError for what is no tensor."""
+    """Raise CheckpointError if an object is no tensor."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -102,10 +102,10 @@ def require_tensor(name: str, tensor: Any) -> None:
 
 
 def tensors_of(path: str) -> Iterator[tuple[str, Any]]:
-    """Copies of the tensors of a file by name; its owner may write into it later.
+    """Copies of a file's tensors by name, because its owner may write into it later.
 
     Raises:
-        CheckpointError: there is no such file where ``file_of`` puts one, or it is damaged.
+        CheckpointError: it is no file in the folders of ``file_of``, or damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -120,7 +120,7 @@ def tensors_of(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _check_place(path: Path) -> None:
-    """Raise OSError unless a path is of a regular file below the folders for such files."""
+    """Raise OSError unless a path is a regular file in the folders for such files."""
     folders = _places()
     if not any(map(path.is_relative_to, folders)):
         raise OSError(f"expected a file below {folders[0]} or {folders[1]}")

@@ -1,6 +1,6 @@
-"""The tokens of a step over the workers of tensor parallelism, each with as many rows of them.
+"""Sharding the tokens of a step over the workers of tensor parallelism, with equal rows for each.
 
-Rows behind the last token are zeros.  Every worker calls a function at the same moment.
+Rows after the last token are zeros.  All workers call a function at the same time.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from attnres_serve import settings
 from attnres_serve.depth.layout import ONE
 
-# What a sublayer may be called in a layer of vLLM's, by its kind.
+# Names of sublayers in vLLM's layers, by kind.
 CHILDREN = {
     "attention": ("self_attn", "linear_attn", "attention", "attn", "short_conv"),
     "mlp": ("mlp", "feed_forward"),
@@ -17,14 +17,14 @@ CHILDREN = {
 
 
 def least(vllm_config) -> int | None:
-    """Tokens of the smallest step that is divided; None where no step is."""
+    """Tokens of the smallest step that is sharded; None if none is."""
     smallest = settings.shard_tokens(vllm_config.additional_config)
     tokens = vllm_config.scheduler_config.max_num_batched_tokens
     return None if smallest is None or tokens < smallest else smallest
 
 
 def most(vllm_config) -> int:
-    """The most tokens of a step of which a worker runs the sites."""
+    """The most tokens of a step for which a worker runs the sites."""
     tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
     divided = least(vllm_config)
     if divided is None:
@@ -33,7 +33,7 @@ def most(vllm_config) -> int:
 
 
 def own_rows(x: Any) -> Any:
-    """A copy of this worker's rows of ``x [T, ...]``, which every worker has."""
+    """A copy of this worker's rows of ``x [T, ...]``, which all workers have."""
     group = _group()
     count = -(-len(x) // group.world_size)
     begin = group.rank_in_group * count
@@ -53,25 +53,25 @@ def own_rows_of_sum(x: Any) -> Any:
 
 
 def whole_sum(x: Any) -> Any:
-    """The sum of the workers' ``x [T, d]``; on a CPU it is written over ``x``."""
+    """The sum of the workers' ``x [T, d]``; on a CPU it overwrites ``x``."""
     return _group().all_reduce(x)
 
 
 def gathered(x: Any, tokens: int) -> Any:
-    """The rows of all workers, ``[tokens, d]``, of which each has some, ``x``."""
+    """The rows of all workers, ``[tokens, d]``, from each worker's rows ``x``."""
     return _group().all_gather(x, dim=0)[:tokens]
 
 
 def leave_sum(layer, kind: str) -> bool:
-    """Let the row-parallel layer of a sublayer leave its worker's part of the sum as it is.
+    """Stop the row-parallel layer of a sublayer from summing over workers.
 
     Args:
         layer: of a decoder.
         kind: of the sublayer.
 
     Returns:
-        Whether it does so now.  A mixture of experts has its row-parallel layers deeper, and adds
-        up itself, as does a kernel that vLLM has for Kimi Linear on GPUs.
+        Whether it worked.  A mixture of experts has its row-parallel layers deeper, and sums
+        itself. So does vLLM's kernel for Kimi Linear on GPUs.
     """
     from vllm.model_executor.layers.linear import RowParallelLinear
 

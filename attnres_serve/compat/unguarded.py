@@ -1,7 +1,7 @@
-"""A script that starts an engine wherever it is imported.
+"""Scripts that start an engine whenever they are imported.
 
-An engine's process imports the script that starts it.  Without a guard it would start one more
-then, which Python refuses with a hundred lines about ``freeze_support``.
+An engine's process imports the script that started it.  Without a guard the script would start
+another engine, which Python refuses with a hundred lines about ``freeze_support``.
 """
 
 import multiprocessing
@@ -13,18 +13,18 @@ SENTENCE = (
 
 
 def end_import(vllm_config) -> None:
-    """End a process that begins by importing a script, which asks for an engine of its own.
+    """End a process whose imported script starts another engine.
 
     Args:
-        vllm_config: the engine's.
+        vllm_config: of that engine.
 
     Raises:
-        SystemExit: with a sentence, as whoever has started the process says the rest.
+        SystemExit: with a sentence; the process that started this one reports the rest.
     """
     from vllm import envs
 
     starts_none = not envs.VLLM_ENABLE_V1_MULTIPROCESSING
     if starts_none and vllm_config.parallel_config.world_size == 1:
         return
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # by what Python refuses
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # Python's check
         raise SystemExit(SENTENCE)

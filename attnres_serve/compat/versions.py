@@ -1,6 +1,6 @@
-"""The versions of vLLM that are supported: the one place, to which the others are held by a test.
+"""The supported versions of vLLM; a test compares all other places with this one.
 
-docs/use/versions.md says what each was tested by, and what a new one takes.
+docs/use/versions.md states the tests of each, and the steps for a new one.
 """
 
 from contextlib import suppress
@@ -9,8 +9,8 @@ from typing import Final
 Minor = tuple[int, ...]
 
 OLDEST: Final[Minor] = (0, 28)
-NEWEST: Final[Minor] = (0, 32)  # the newest that the tests ran with
-UNTESTED: Final[Minor] = (0, 33)  # allowed up to this one: nothing that is used was announced to go
+NEWEST: Final[Minor] = (0, 32)  # the newest tested version
+UNTESTED: Final[Minor] = (0, 33)  # allowed up to this one: it deprecates nothing that is used
 
 
 def unsupported() -> str | None:
@@ -33,7 +33,7 @@ def unsupported() -> str | None:
 def installed() -> tuple[str, str]:
     """The package and the version of the installed vLLM; empty if there is none.
 
-    The package of its CPU build has a name of its own.
+    The package of its CPU build has another name.
     """
     from importlib.metadata import PackageNotFoundError, version
 
@@ -44,7 +44,7 @@ def installed() -> tuple[str, str]:
 
 
 def untested() -> str | None:
-    """A sentence if the installed vLLM is allowed but no test was run with it, else None."""
+    """A sentence if the installed vLLM is allowed but untested, else None."""
     import vllm
 
     if minor(vllm.__version__) <= NEWEST:
@@ -63,14 +63,14 @@ def is_older_than(other: Minor) -> bool:
 
 
 def is_minor(other: Minor) -> bool:
-    """Whether the installed vLLM is a release, patched or not, of a minor version."""
+    """Whether the installed vLLM has this minor version."""
     import vllm
 
     return minor(vllm.__version__) == other
 
 
 def minor(version: str) -> Minor:
-    """Major and minor number; those of the coming release for a candidate or development build."""
+    """Major and minor number; those of the next release for a candidate or development build."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -80,7 +80,7 @@ def minor(version: str) -> Minor:
 
 
 def tested() -> str:
-    """The oldest and the newest that the tests ran with, such as ``0.28 to 0.32``."""
+    """The oldest and the newest tested version, such as ``0.28 to 0.32``."""
     return f"{dotted(OLDEST)} to {dotted(NEWEST)}"
 
 

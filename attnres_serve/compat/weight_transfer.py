@@ -1,7 +1,7 @@
-"""Weights of a trainer on the same machine, through files in memory: vLLM's own ways need GPUs.
+"""Weights from a trainer on the same machine, through files in memory; vLLM's ways need GPUs.
 
-The trainer writes tensors into a file of safetensors below ``/dev/shm`` and tells its path.
-Workers copy what they need before they answer, so the file may go then.
+The trainer writes tensors into a safetensors file below ``/dev/shm`` and sends its path.  Workers
+copy what they need before they answer, so the file may be removed then.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from attnres_serve.errors import SettingError
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """What a trainer tells first.
+    """The first message of a trainer.
 
     Attributes:
-        partial: whether tensors that the next update does not send stay as they are.
+        partial: whether tensors that the next update does not send stay unchanged.
     """
 
     partial: bool = False
@@ -33,14 +33,14 @@ class UpdateInfo(WeightTransferUpdateInfo):
     """A piece of an update.
 
     Attributes:
-        path: of a file of safetensors that every worker can read.
+        path: of a safetensors file that every worker can read.
     """
 
     path: str
 
 
 class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """vLLM's interface for a transfer; ``update`` is set by the worker when one starts."""
+    """vLLM's interface of a transfer; the worker sets ``update`` at its start."""
 
     init_info_cls, update_info_cls = InitInfo, UpdateInfo
     partial = False
@@ -52,19 +52,19 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.partial = init_info.partial
 
     def start_weight_update(self) -> None:
-        """Nothing: old weights stay until all new ones have come."""
+        """Do nothing: old weights stay until all new ones have arrived."""
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        assert self.update is not None, "vLLM lets no piece come before a start"
+        assert self.update is not None, "vLLM sends no piece before a start"
         for name, tensor in tensor_file.tensors_of(update_info.path):
             self.update.take(name, tensor)
 
     def finish_weight_update(self) -> None:
-        assert self.update is not None, "vLLM lets no end come before a start"
+        assert self.update is not None, "vLLM sends no end before a start"
         try:
             self.update.apply()
         finally:
-            self.partial = False  # of one update alone
+            self.partial = False  # it holds for one update
 
     def shutdown(self) -> None:
         self.partial = False

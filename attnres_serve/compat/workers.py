@@ -1,8 +1,8 @@
-"""The workers that a command line asks for on this machine, and the cores of each on a CPU.
+"""The workers of a command line on this machine, and their cores on a CPU.
 
-vLLM gives a worker the cores of one memory node.  It raises where an engine has more workers than
-there are nodes, after the seconds of its start, and engines side by side get the same cores.  So
-the cores are divided here, before vLLM is imported.
+vLLM gives a worker the cores of one memory node.  With more workers than nodes it raises, but only
+after its start, and parallel engines get the same cores.  So the cores are divided here, before
+vLLM is imported.
 """
 
 import os
@@ -17,12 +17,12 @@ from attnres_serve.errors import SettingError
 
 VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 AUTO, UNBOUND = "auto", "nobind"
-RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # cores of an engine that are left to other processes
+RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # cores that an engine leaves to other processes
 NODES = "CPU_VISIBLE_MEMORY_NODES"
 SIMULATED = "VLLM_CPU_SIM_MULTI_NUMA"  # vLLM divides the cores itself
 PROCESSORS = Path("/sys/devices/system/cpu")
 STATUS = Path("/proc/self/status")
-# Values of vLLM's flags that make several workers.
+# Values of vLLM's flags for several workers.
 SIZES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -37,10 +37,10 @@ class Workers:
     """The workers of a command line.
 
     Attributes:
-        stages, ranks: by how many of them an engine's workers share a model.
-        engines: how many run on this machine.
-        count: how many workers run on this machine.
-        flags: the flags that ask for them, as a part of a sentence.
+        stages, ranks: numbers of pipeline stages and tensor-parallel ranks of an engine.
+        engines: number of engines on this machine.
+        count: number of workers on this machine.
+        flags: the flags that request them, as a part of a sentence.
     """
 
     stages: int
@@ -51,16 +51,16 @@ class Workers:
 
 
 def workers_of(arguments: Arguments) -> Workers:
-    """The workers that arguments of vLLM ask for on this machine.
+    """The workers on this machine by vLLM's arguments.
 
     Raises:
-        SettingError: one of the sizes is below 1, which vLLM refuses after its start.
+        SettingError: a size is below 1, which vLLM refuses only after its start.
     """
     for name in (*SIZES, "nnodes"):
         if arguments.has(name) and (size := getattr(arguments, name)) < 1:
             flag = f"--{name.replace('_', '-')}"
             raise SettingError(f"found {flag} {size}; expected a whole number from 1 on.")
-    is_one = arguments.has("data_parallel_rank")  # of several engines that are started one by one
+    is_one = arguments.has("data_parallel_rank")  # one of several engines, started separately
     engines = arguments.data_parallel_size_local or (1 if is_one else arguments.data_parallel_size)
     stages, ranks = arguments.pipeline_parallel_size, arguments.tensor_parallel_size
     flags = [
@@ -74,14 +74,14 @@ def workers_of(arguments: Arguments) -> Workers:
 
 
 def bind(arguments: Arguments) -> str | None:
-    """Divide the cores among the workers of this machine, where vLLM would not.
+    """Divide the cores among the workers of this machine if vLLM would not.
 
     Args:
         arguments: of vLLM.
 
     Returns:
-        What the processes of vLLM are told by ``VARIABLE``: lists of cores with ``|`` between them.
-        None where nothing is set: by the user, for a single worker, or for one on each memory node.
+        The value set in ``VARIABLE``: lists of cores with ``|`` between them.  None if nothing is
+        set: the user set it, there is a single worker, or each worker has a memory node.
 
     Raises:
         SettingError: there is no core for each worker, or the variable does not fit them.
@@ -115,9 +115,9 @@ def bind(arguments: Arguments) -> str | None:
 
 
 def _cores() -> list[tuple[int, int]]:
-    """The memory node and the number of each core that this process may use, in this order.
+    """The memory node and the number of each core that this process may use, sorted.
 
-    Of the logical processors of a core it is the last one, as vLLM chooses.
+    A core's number is that of its last logical processor, like in vLLM.
     """
     by_core: dict[tuple[int, str], int] = {}
     for processor in sorted(os.sched_getaffinity(0)):
@@ -129,7 +129,7 @@ def _cores() -> list[tuple[int, int]]:
 
 
 def _memory_nodes() -> set[int]:
-    """The memory nodes that vLLM sees; node 0 where the kernel tells none."""
+    """The memory nodes that vLLM sees; node 0 if the kernel lists none."""
     allowed = re.search(r"^Mems_allowed_list:\s*(\S+)$", _text(STATUS), re.M)
     nodes = set(_numbers(allowed[1]) if allowed else []) or {0}
     chosen = os.environ.get(NODES, "").strip()
@@ -137,7 +137,7 @@ def _memory_nodes() -> set[int]:
 
 
 def _divided(cores: Sequence[int], workers: Workers) -> str:
-    """As many equal parts of cores as there are workers; each leaves some of its part free."""
+    """One equal list of cores for each worker, minus reserved ones."""
     reserved = os.environ.get(RESERVED, "").strip()
     spare = int(reserved) * workers.engines // workers.count if reserved.isdecimal() else 1
     parts = []
@@ -152,9 +152,9 @@ def _shared(cores: Sequence[int], count: int) -> str:
 
 
 def _check(setting: str, workers: Workers, cores: Sequence[int]) -> None:
-    """Raise SettingError unless a value of the variable has cores of this machine for each worker.
+    """Raise SettingError unless a value of the variable lists usable cores for each worker.
 
-    Logical processors that are not the first choice of their core may be named as well.
+    Other logical processors of a core are valid too.
     """
     parts = setting.split("|")
     expected = f"expected {workers.count} list{'s' * (workers.count > 1)} of cores"
@@ -192,7 +192,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """A list of ascending numbers as ``_numbers`` reads it."""
+    """The inverse of ``_numbers``, for ascending numbers."""
     runs: list[list[int]] = []
     for n in numbers:
         if runs and n == runs[-1][1] + 1:

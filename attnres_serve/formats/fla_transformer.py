@@ -41,7 +41,7 @@ def translate(config: dict[str, Any], name: str) -> ParsedConfig:
         )
     qk_norm = config.get("qk_norm", False)
     family = "qwen3" if qk_norm else "qwen2" if config.get("qkv_bias", False) else "llama"
-    translated = _base_config(config)
+    translated = _family_config(config)
     return ParsedConfig(
         format=name,
         family=family,
@@ -51,7 +51,7 @@ def translate(config: dict[str, Any], name: str) -> ParsedConfig:
     )
 
 
-def _base_config(config: dict[str, Any]) -> dict[str, Any]:
+def _family_config(config: dict[str, Any]) -> dict[str, Any]:
     heads = config["num_heads"]
     translated = fla_keys.family_config(config) | {
         "num_attention_heads": heads,

@@ -1,4 +1,4 @@
-"""What to do instead of giving a flag that there is not."""
+"""Suggestions for unknown flags."""
 
 import argparse
 import difflib
@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection
 
 
 def advice(flag: str, names: Collection[str], help_of: str = "serve --help=all") -> str:
-    """The end of a sentence that names the nearest flag.
+    """The end of a sentence that suggests the nearest flag.
 
     Args:
-        flag: that there is not.
-        names: of those there are, without the ``--no-`` forms of switches.
+        flag: the unknown flag.
+        names: known flags, without the ``--no-`` forms of switches.
         help_of: the command that lists them.
     """
     no = "--no-" if flag.startswith("--no-") else "--"
@@ -33,7 +33,7 @@ def names_of(add_arguments: Callable[[argparse.ArgumentParser], None]) -> set[st
 
 
 def _turned(flag: str) -> list[str]:
-    """The flag that turns on what one turns off, or the other way round; empty for any other."""
+    """The opposite of an --enable or --disable flag; empty for other flags."""
     on, off = "--enable-", "--disable-"
     swaps = ((on, off), (off, on))
     return [flag.replace(this, that, 1) for this, that in swaps if flag.startswith(this)]

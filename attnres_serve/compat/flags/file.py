@@ -1,7 +1,7 @@
-"""The file that ``--config`` names: a flag on every line, with or without underscores in its name.
+"""The file of ``--config``: a flag on every line, with or without underscores in its name.
 
-Its values are those that vLLM takes from such a file, where vLLM takes any (``vllm serve --config``
-leaves out ``false`` for a value, and for a switch whose name has underscores).
+Values mean the same as in vLLM, except that vLLM ignores some (``vllm serve --config`` drops
+``false`` for a value, and for a switch with underscores in its name).
 """
 
 import json
@@ -14,31 +14,31 @@ from attnres_serve.compat.flags.flag import ADAPTERS, APPEND, SWITCH, TEXT, Flag
 from attnres_serve.compat.flags.stated import Stated, at
 from attnres_serve.errors import SettingError
 
-JSON = ("json", "json or text", "object")  # kinds that take lists and keys
+JSON = ("json", "json or text", "object")  # kinds with lists and keys
 SWITCHED = "true or false"
 
 
 class Value(NamedTuple):
-    """A value as YAML reads it, and as it is written where it is a single one."""
+    """A value as YAML reads it, and its text if it is a scalar."""
 
     read: Any
     text: str
 
 
 def stated(path: str, flags: Sequence[Flag], takes_any: bool) -> list[Stated]:
-    """The flags that a file states.
+    """The flags in a file.
 
     Args:
         path: of the file.
-        flags: that there are.
-        takes_any: whether there may be others, which are stated as vLLM would.
+        flags: known flags.
+        takes_any: whether to accept unknown flags, read like in vLLM.
 
     Raises:
-        SettingError: it cannot be read, names a flag twice, or has a value of another kind.
+        SettingError: it cannot be read, has a flag twice, or a value of the wrong kind.
     """
     rows = {word: flag for flag in flags for word in (*flag.spellings, *flag.off)}
     entries: list[Stated] = []
-    lines: dict[str, tuple[int, bool]] = {}  # of flags, and whether a key behind a dot is given
+    lines: dict[str, tuple[int, bool]] = {}  # of flags, and whether they have a key after a dot
     for line, name, values in _content(path):
         place = f"{path}, line {line}"
         flag, _, key = name.partition(".")
@@ -57,19 +57,19 @@ def stated(path: str, flags: Sequence[Flag], takes_any: bool) -> list[Stated]:
 
 
 def _content(path: str) -> Iterator[tuple[int, str, Value | list[Value]]]:
-    """The line, the flag and the value, or the values of a list, of each key of a file."""
+    """The line, the flag and the value or values of each key in a file."""
     import yaml  # comes with vLLM
 
     try:
         loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
-        loader.name = path  # in what it says of a mistake
-        loader.yaml_implicit_resolvers = {  # a date is text: libraries change how dates are read
+        loader.name = path  # for its error messages
+        loader.yaml_implicit_resolvers = {  # dates stay text: libraries differ in reading them
             first: [(tag, pattern) for tag, pattern in rules if not tag.endswith(":timestamp")]
             for first, rules in loader.yaml_implicit_resolvers.items()
         }
         root = loader.get_single_node()
         if isinstance(root, yaml.MappingNode):
-            loader.flatten_mapping(root)  # what `<<` merges
+            loader.flatten_mapping(root)  # merges by `<<`
 
         def value(node: yaml.Node) -> Value:
             text = node.value if isinstance(node, yaml.ScalarNode) else ""
@@ -96,15 +96,15 @@ def _content(path: str) -> Iterator[tuple[int, str, Value | list[Value]]]:
 
 
 def _argv(name: str, flag: Flag | None, value: Value | list[Value]) -> list[str]:
-    """The words of a command line for a key of a file.
+    """The command-line arguments for a key of a file.
 
     Args:
         name: such as ``--port``, or ``--hf-overrides.rope_theta``.
-        flag: None for one that vLLM alone knows.
-        value: or those of a list.
+        flag: its row; None for a flag that only vLLM knows.
+        value: one value, or those of a list.
 
     Raises:
-        SettingError: the flag takes no such value.
+        SettingError: the value is invalid for the flag.
     """
     if "." in name or flag is None:
         return _of_vllm(name, value)
@@ -134,7 +134,7 @@ def _switched(name: str, flag: Flag, value: Value | list[Value]) -> list[str]:
         raise SettingError(f"found {name}{shown}; expected {SWITCHED}.")
     if value.read:
         return [name]
-    return [*(flag.spellings if name in flag.off else flag.off)[:1]]  # some are off without a word
+    return [*(flag.spellings if name in flag.off else flag.off)[:1]]  # may be empty
 
 
 def _listed(name: str, flag: Flag, values: list[Value]) -> list[str]:
@@ -149,7 +149,7 @@ def _listed(name: str, flag: Flag, values: list[Value]) -> list[str]:
 
 
 def _word(name: str, flag: Flag, value: Value) -> str:
-    """A single value as a word; text is what is written, whatever YAML makes of it."""
+    """A single value as an argument; text stays as written, whatever YAML reads."""
     if isinstance(value.read, Mapping | list):
         if flag.kind in JSON or flag.action == ADAPTERS:
             return _json(value.read)

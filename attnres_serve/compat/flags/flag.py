@@ -1,4 +1,4 @@
-"""One flag of vLLM's parser, as a row of a table."""
+"""A flag of vLLM's parser, as a row of a table."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,18 +12,17 @@ class Flag:
     """A flag, or vLLM's positional argument for the model.
 
     Attributes:
-        spellings: such as ``("--tensor-parallel-size", "-tp")``; none for a positional argument.
+        spellings: such as ``("--tensor-parallel-size", "-tp")``; empty for a positional argument.
         name: of its value.
         off: spellings that turn a switch off.
-        action: what is done with a value: ``store``, ``append``, ``adapters``; a ``switch`` takes
-            none.
-        kind: of a value, one of ``kinds.KINDS``; None where vLLM alone can read it.
-        is_optional: whether ``None`` and an empty word stand for no value.
+        action: ``store``, ``append``, ``adapters``, or ``switch``, which takes no value.
+        kind: of a value, one of ``kinds.KINDS``; None if only vLLM can read it.
+        is_optional: whether ``None`` and an empty argument mean no value.
         count: of values: None for one, ``?`` for one or none, ``+`` for one or more, or a number.
-        alone: what stands for a missing value, where one may be missing.
-        choices: the values that it takes; None for any.
-        default: its value where it is not given; None where that is computed, or no plain value.
-        of_engine: whether vLLM's engine has it, and not its server alone.
+        alone: the value without an argument, if it may be missing.
+        choices: the valid values; None for any.
+        default: its default; None if computed, or no plain value.
+        of_engine: whether vLLM's engine has it, not only its server.
     """
 
     spellings: tuple[str, ...]
@@ -44,7 +43,7 @@ class Flag:
 
 
 def to_row(flag: Flag) -> dict[str, Any]:
-    """What a flag has that others have not, for JSON."""
+    """The fields of a flag that differ from the defaults, for JSON."""
     usual = asdict(Flag((), ""))
     return {key: value for key, value in asdict(flag).items() if value != usual[key]}
 

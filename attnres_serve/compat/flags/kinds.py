@@ -1,4 +1,4 @@
-"""The kinds of values that vLLM's flags take, each read as vLLM reads it."""
+"""The kinds of values of vLLM's flags, read like in vLLM."""
 
 import json
 import re
@@ -16,8 +16,8 @@ class Kind(NamedTuple):
     """A kind of values.
 
     Attributes:
-        read: gives the value of a word, or raises ValueError.
-        expected: what a word has to be, as a part of a sentence.
+        read: gives the value of an argument, or raises ValueError.
+        expected: a description of valid arguments, as a part of a sentence.
     """
 
     read: Callable[[str], Any]
@@ -28,7 +28,7 @@ def count(word: str) -> int:
     """A number of tokens or bytes: ``4096``, ``4k``, ``4K``, ``25.6k``.
 
     Raises:
-        ValueError: it is none; factors of 1024 take whole numbers alone.
+        ValueError: it is invalid; factors of 1024 need whole numbers.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT])", word.strip())
     if not match:
@@ -40,7 +40,7 @@ def count(word: str) -> int:
 
 
 def count_or_auto(word: str) -> int:
-    """The same, or -1, also for ``auto``: as many as fit."""
+    """A number like in ``count``, or -1 for ``auto``: as many as fit."""
     return -1 if word.strip().lower() in ("-1", "auto") else count(word)
 
 
@@ -54,7 +54,7 @@ def positive(word: str) -> int:
 
 
 def natural(word: str) -> int:
-    """The same of at least 0."""
+    """A whole number of at least 0."""
     return _at_least(0, word)
 
 
@@ -65,7 +65,7 @@ def _at_least(least: int, word: str) -> int:
 
 
 def expand(text: str) -> str:
-    """JSON in which numbers that stand bare have no ``k`` or ``K`` behind them any more."""
+    """JSON with suffixes such as ``k`` and ``K`` of numbers resolved."""
     parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
     for place in range(0, len(parts), 2):  # outside of strings
         parts[place] = re.sub(
@@ -114,7 +114,7 @@ KINDS = {
 
 
 def expected(flag: Flag) -> str:
-    """What a flag's value has to be, as a part of a sentence."""
+    """A description of a flag's valid values, as a part of a sentence."""
     if flag.choices:
         return f"one of {', '.join(str(choice) for choice in flag.choices if choice is not None)}"
     return KINDS[flag.kind].expected if flag.kind else "a value"
@@ -124,11 +124,11 @@ def value(flag: Flag, raw: Any) -> Any:
     """The value of a flag.
 
     Args:
-        flag: what it is of.
-        raw: what argparse makes of the command line: a word, words, or a truth value.
+        flag: the flag.
+        raw: argparse's result: an argument, several, or a truth value.
 
     Raises:
-        SettingError: vLLM would refuse it; with the flag, what was found and what is expected.
+        SettingError: vLLM would refuse it; the message has the flag, the value and the valid ones.
     """
     if flag.action == SWITCH:
         return raw
@@ -140,7 +140,7 @@ def value(flag: Flag, raw: Any) -> Any:
 
 
 def _one(flag: Flag, word: Any) -> Any:
-    if not isinstance(word, str):  # what stands for a missing value
+    if not isinstance(word, str):  # the value without an argument
         return word
     try:
         parsed = None if flag.is_optional and word in ("", "None") else _read(flag, word)
@@ -156,7 +156,7 @@ def _read(flag: Flag, word: str) -> Any:
 
 
 def _adapter(word: str) -> dict[str, Any]:
-    """An adapter's name and place, in vLLM's two ways to write them."""
+    """An adapter's name and path, in vLLM's two notations."""
     name, equals, place = word.partition("=")
     if equals and "," not in word:
         return {"name": name, "path": place}

@@ -1,4 +1,4 @@
-"""A command line read by the flags that vLLM's parser has."""
+"""Reading a command line by the flags of vLLM's parser."""
 
 import argparse
 import re
@@ -16,13 +16,13 @@ _Values = tuple[dict[str, Any], list[str]]
 
 
 class CommandLine(NamedTuple):
-    """What a command line holds, with the file of flags that it names and the environment.
+    """The flags of a command line, its file of flags and the environment.
 
     Attributes:
-        values: of the flags that are given, by the names of their values.
-        unknown: words that belong to no flag of the table.
-        vllm_argv: those of vLLM's flags, as vLLM's parser takes them, but for the model.
-        places: where flags are stated, of those that are not on the command line.
+        values: of the stated flags, by the names of their values.
+        unknown: arguments of no known flag.
+        vllm_argv: the arguments for vLLM's parser, without the model.
+        places: the places of flags that are not on the command line.
     """
 
     values: dict[str, Any]
@@ -32,9 +32,9 @@ class CommandLine(NamedTuple):
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse's, which gives words and judges none of them.
+    """An argparse parser that does not validate arguments.
 
-    Abbreviations, which vLLM takes, are none: they would be other flags with another vLLM.
+    Abbreviations are not accepted, unlike in vLLM: another vLLM may resolve them differently.
     """
 
     def __init__(self, flags: Sequence[Flag]) -> None:
@@ -43,7 +43,9 @@ class _Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             exit_on_error=False,
             argument_default=argparse.SUPPRESS,
-            formatter_class=partial(argparse.HelpFormatter, width=80),  # made for each flag
+            formatter_class=partial(
+                argparse.HelpFormatter, width=80
+            ),  # argparse makes one for each flag
         )
         for flag in flags:
             if flag.action == SWITCH:
@@ -68,22 +70,22 @@ def read(
     others: Collection[str] = (),
     takes_any: bool = False,
 ) -> CommandLine:
-    """The values of a command line, of the file that ``--config`` names, and of variables.
+    """The values of a command line, of its ``--config`` file, and of variables.
 
-    A flag on the command line replaces that of the file, which replaces that of a variable.  One
-    that may be given several times, such as vLLM's ``--middleware``, adds to it instead.
+    A flag on the command line overrides the file, which overrides variables.  A repeatable flag,
+    such as vLLM's ``--middleware``, adds to them instead.
 
     Args:
-        argv: of flags, their values and nothing else.
-        flags: that there are of vLLM's.
-        ours: those that are not vLLM's.
-        environment: variables, in which flags of ours may be stated; None to read none.
-        others: names that a suggestion may name besides.
-        takes_any: whether there may be more flags than those, which are left to vLLM.
+        argv: flags and their values, and nothing else.
+        flags: vLLM's flags.
+        ours: our flags.
+        environment: variables that may state our flags; None to read none.
+        others: further names for suggestions.
+        takes_any: whether to leave unknown flags to vLLM.
 
     Raises:
-        SettingError: vLLM would refuse the words; in one sentence, with the flag, what was found
-            and what is expected, and the line of the file or the variable it stands in.
+        SettingError: vLLM would refuse the arguments; one sentence with the flag, the value, the
+            valid ones, and the line of the file or the variable.
     """
     taken = {word for flag in ours for word in (*flag.spellings, *flag.off)}
     every = [*ours, *(flag for flag in flags if not taken & {*flag.spellings, *flag.off})]
@@ -114,12 +116,12 @@ def _kept(
     overriding: set[str],
     may_repeat: set[str],
 ) -> tuple[list[str], dict[str, str]]:
-    """The words of stated flags that nothing replaces, and where the flags are stated.
+    """The arguments of stated flags that nothing overrides, and the places of these flags.
 
     Args:
-        layers: of stated flags; one in a layer replaces those of the layers after it.
-        names: gives the flags of words, by the names of their values.
-        overriding: flags that replace those of every layer.
+        layers: of stated flags; earlier layers override later ones.
+        names: gives the names of the values of arguments.
+        overriding: flags that override those of every layer.
         may_repeat: flags that add to others.
     """
     kept: list[str] = []
@@ -138,7 +140,7 @@ def _kept(
 
 
 def check(argv: Sequence[str], flags: Sequence[Flag]) -> None:
-    """Raise SettingError if a flag has no value that it takes; other words are not looked at."""
+    """Raise SettingError if a flag has an invalid value; other arguments are ignored."""
     _read(_parser(tuple(flags)), flags, argv, (), takes_any=True)
 
 
@@ -154,7 +156,7 @@ def _read(
     names: Collection[str],
     takes_any: bool,
 ) -> _Values:
-    """The values that words give to flags, and the words that belong to none."""
+    """The values of flags, and the arguments of no flag."""
     try:
         namespace, unknown = parser.parse_known_args(spelling.usual(argv))
     except argparse.ArgumentError as error:
@@ -169,8 +171,8 @@ def _read(
 
 
 def _misused(flags: Sequence[Flag], error: argparse.ArgumentError) -> str:
-    """The sentence for a flag without its value, or with one that it does not take."""
-    if error.argument_name is None:  # a short form of several, by the words of Python
+    """The sentence for a flag without its value, or with a value for a switch."""
+    if error.argument_name is None:  # several short flags in one, in Python's words
         return f"{error.message}; write the flag out."
     spellings = error.argument_name.split("/")
     flag = next(flag for flag in flags if {*flag.spellings, *flag.off} & {*spellings})
@@ -184,11 +186,11 @@ def _misused(flags: Sequence[Flag], error: argparse.ArgumentError) -> str:
 def unknown_words(
     argv: Sequence[str], names: Collection[str], help_of: str = "serve --help=all"
 ) -> str:
-    """The sentence for words that no flag takes, of which it names one.
+    """The sentence about the first of some unknown arguments.
 
     Args:
-        argv: those.
-        names: of the flags that there are.
+        argv: unknown arguments.
+        names: of known flags.
         help_of: the command that lists them.
     """
     flag = next((word for word in argv if re.match("-{1,2}[A-Za-z]", word)), None)
@@ -198,6 +200,6 @@ def unknown_words(
             "once, right after the command."
         )
     name = re.split("[.=]", flag, maxsplit=1)[0]
-    if name in names:  # of another command of ours, whose parser takes no underscores
+    if name in names:  # another command of ours, whose parser accepts no underscores
         return f"found {name} with underscores in its name; write it with dashes."
     return f"found {name}, {advice(name, names, help_of)}"

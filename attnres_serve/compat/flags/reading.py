@@ -1,7 +1,7 @@
-"""The flags of a parser as rows: of ours, and of vLLM's.
+"""Converting the flags of a parser, ours or vLLM's, to rows.
 
-``python -m attnres_serve.compat.flags.reading`` prints those of the vLLM that Python finds, as one
-JSON document.  It imports vLLM, which takes seconds.
+``python -m attnres_serve.compat.flags.reading`` prints the flags of the vLLM that Python imports,
+as one JSON document.  The import takes seconds.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from typing import Any
 from attnres_serve.compat.flags import flag as rows
 from attnres_serve.compat.flags.flag import Flag
 
-# Functions that read a word, by their names; an unnamed one by what it makes of a word.
+# Kinds by the names of functions that read arguments; for lambdas by an example.
 KINDS = {
     "str": rows.TEXT,
     "int": "integer",
@@ -41,7 +41,7 @@ def read() -> list[Flag]:
 
 
 def ours(add_arguments: Callable[[argparse.ArgumentParser], None]) -> tuple[Flag, ...]:
-    """The flags that a function of ours adds to a parser."""
+    """The flags that one of our functions adds to a parser."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return tuple(of_parser(parser))
@@ -52,9 +52,9 @@ def of_parser(parser: argparse.ArgumentParser, of_engine: Container[str] = ()) -
 
     Args:
         parser: of ours or of vLLM's.
-        of_engine: names of the values that an engine has.
+        of_engine: names of the values that an engine also has.
     """
-    spellings: dict[int, list[str]] = {}  # an action may not tell those that it hides
+    spellings: dict[int, list[str]] = {}  # an action may hide some
     for word, action in parser._option_string_actions.items():
         spellings.setdefault(id(action), []).append(word)
     return [
@@ -85,14 +85,14 @@ def _flag(action: argparse.Action, spellings: list[str], of_engine: bool) -> Fla
 
 
 def _turns_on(action: argparse.Action, word: str) -> bool:
-    """Whether a spelling of a switch turns it on; each vLLM has its own class of them."""
+    """Whether a spelling of a switch turns it on; vLLM versions have different classes."""
     namespace = argparse.Namespace()
     action(argparse.ArgumentParser(), namespace, [], word)
     return bool(getattr(namespace, action.dest))
 
 
 def _kind(read: Any) -> tuple[str | None, bool]:
-    """The kind of a value, and whether ``None`` stands for none."""
+    """The kind of a value, and whether ``None`` means no value."""
     name = getattr(read, "__name__", "str")
     if name in ("_optional_type", "_parse_type"):  # vLLM's, around another one
         (inner,) = (cell.cell_contents for cell in read.__closure__)  # type: ignore[union-attr]
@@ -107,13 +107,13 @@ def _kind(read: Any) -> tuple[str | None, bool]:
 def _makes(read: Callable[[str], Any], word: str, value: Any) -> bool:
     try:
         result = read(word)
-    except Exception:  # another function, which may do anything
+    except Exception:  # an unknown function may raise anything
         return False
     return (tuple(result) if isinstance(result, list) else result) == value
 
 
 def _plain(value: Any) -> Any:
-    """A default that is the same on every machine, None for any other."""
+    """A default that is equal on every machine; None for others."""
     return value if type(value) in (str, int, float, bool) and value != argparse.SUPPRESS else None
 
 

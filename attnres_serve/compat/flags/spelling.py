@@ -1,6 +1,6 @@
-"""The spellings of a command line that vLLM makes usual before argparse reads it.
+"""Normalising the spellings of a command line, like vLLM before argparse.
 
-This follows ``vllm/utils/argparse_utils.py``, which did not change in this from vLLM 0.28 to 0.33.
+This follows ``vllm/utils/argparse_utils.py``, whose rules did not change from vLLM 0.28 to 0.33.
 """
 
 import json
@@ -16,14 +16,14 @@ LEVEL = "--optimization-level"
 
 
 def is_flag(word: str, flag: str) -> bool:
-    """Whether a word gives a flag, with its value or without."""
+    """Whether an argument is a flag, with its value or without."""
     return word.partition("=")[0].replace("_", "-") == flag
 
 
 def dashed(word: str) -> str:
-    """A word with dashes for the underscores in the name of its flag, not in keys behind dots.
+    """An argument with dashes for underscores in the flag's name, but not in keys after dots.
 
-    A word that is no flag, such as a flag's value, stays as it is.
+    Other arguments, such as values, stay the same.
     """
     if not word.startswith("--"):
         return word
@@ -33,7 +33,7 @@ def dashed(word: str) -> str:
 
 
 def usual(argv: Sequence[str]) -> list[str]:
-    """Words with dashes in names, ``-O3`` written out, and keys behind dots as one JSON object."""
+    """Arguments with dashes in names, ``-O3`` written out, and dotted keys as one JSON object."""
     spelled: list[str] = []
     for place, word in enumerate(argv):
         if word.startswith("-O") and word != "-O":
@@ -46,7 +46,7 @@ def usual(argv: Sequence[str]) -> list[str]:
 
 
 def _with_objects(argv: list[str]) -> list[str]:
-    """Words in which ``--flag.a.b 1`` is ``--flag {"a": {"b": 1}}``, behind all others."""
+    """Arguments with ``--flag.a.b 1`` as ``--flag {"a": {"b": 1}}``, after all others."""
     others: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
     rest = iter(argv)
@@ -90,10 +90,10 @@ def _merge(known: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def config(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """The file that ``--config`` names, empty where it is not given, and the other words.
+    """The file of ``--config``, empty without the flag, and the other arguments.
 
     Raises:
-        SettingError: vLLM would fail at the flag.
+        SettingError: vLLM would fail on the flag.
     """
     places = [place for place, word in enumerate(argv) if word.partition("=")[0] == CONFIG]
     if not places:

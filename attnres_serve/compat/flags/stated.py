@@ -1,4 +1,4 @@
-"""A flag that is stated by its name and a value, in a file or in a variable."""
+"""A flag that a file or a variable states."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,11 +8,11 @@ from attnres_serve.errors import SettingError
 
 
 class Stated(NamedTuple):
-    """One such flag.
+    """A flag in a file or a variable.
 
     Attributes:
-        argv: it has on a command line; none where it says what holds without it.
-        place: where it stands, as a sentence begins that refuses it.
+        argv: its arguments on a command line; empty if the value is the default.
+        place: its place, as the beginning of an error.
     """
 
     argv: list[str]
@@ -21,7 +21,7 @@ class Stated(NamedTuple):
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Let a refusal begin with the place of what is refused."""
+    """Let errors begin with a place."""
     try:
         yield
     except SettingError as error:

@@ -1,6 +1,6 @@
 """The flags of the installed vLLM: from a table, or read once from its parser.
 
-``table.json`` has those of the versions that the tests ran with, a line for each flag.
+``table.json`` has the flags of the tested versions, one per line.
 """
 
 import hashlib
@@ -21,17 +21,17 @@ from attnres_serve.compat import versions
 from attnres_serve.compat.flags.flag import Flag, from_row, to_row
 
 TABLE = Path(__file__).with_name("table.json")
-IN = "in"  # the releases that have a row
+IN = "in"  # the releases with a row
 LONGEST = 120  # seconds to import vLLM and to read its parser
 READING = "attnres_serve.compat.flags.reading"
 
 
 @cache
 def of_installed() -> tuple[tuple[Flag, ...], bool]:
-    """The flags of the installed vLLM, and whether they are all that its parser has.
+    """The flags of the installed vLLM, and whether they are complete.
 
-    They are not where the platform of another package may add some, and where vLLM is not installed
-    or cannot be imported: then those of the newest tested version are given.
+    They may be incomplete if another package's platform adds some. If vLLM is missing or cannot be
+    imported, they are those of the newest tested version, and count as incomplete.
     """
     version = versions.installed()[1]
     release, _, build = version.partition("+")
@@ -50,7 +50,7 @@ def releases() -> list[str]:
 
 
 def shipped(release: str) -> tuple[Flag, ...]:
-    """The flags of a release in the table; empty where it has none."""
+    """The flags of a release in the table; empty for an unknown release."""
     rows = ({**row} for row in _rows() if release in row[IN])
     return tuple(from_row(row) for row in rows if row.pop(IN))
 
@@ -73,9 +73,9 @@ def _rows() -> list[dict[str, Any]]:
 
 
 def _remembered(version: str) -> tuple[Flag, ...]:
-    """The flags of another version, read by importing it once; empty where that fails.
+    """The flags of another version, read by importing it once; empty on failure.
 
-    They are kept beside the compiled kernels, where something can be written there.
+    They are cached beside the compiled kernels if possible.
     """
     file = None
     with suppress(OSError, ValueError):
@@ -105,7 +105,7 @@ def _flags(text: str) -> tuple[Flag, ...]:
 
 
 def _digest() -> str:
-    """Of the source that reads a parser: what an older one read is read again."""
+    """A hash of the code that reads a parser; results of older code are not reused."""
     folder = Path(__file__).parent
     sources = [(folder / name).read_bytes() for name in ("flag.py", "kinds.py", "reading.py")]
     return hashlib.sha256(b"\n".join(sources)).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Variables of the environment that stand for flags of ours."""
+"""Environment variables for our flags."""
 
 import difflib
 import re
@@ -9,11 +9,11 @@ from attnres_serve.compat.flags.stated import Stated, at
 from attnres_serve.errors import SettingError
 
 PREFIX = "ATTNRES_"
-INTERNAL = "ATTNRES_SERVE_"  # with which those begin that `serve` sets for its processes
+INTERNAL = "ATTNRES_SERVE_"  # the prefix of variables that `serve` sets for its processes
 SWITCHED = {"1": True, "true": True, "0": False, "false": False}
-# What Kubernetes and Docker set for a Service whose name begins like that.
+# Variables that Kubernetes and Docker set for a Service with such a name.
 SERVICE = re.compile(r"(_SERVICE_(HOST|PORT(_\w+)?)|_PORT(_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)?)$")
-ADDRESS = re.compile(r"\w+://")  # of such a Service; the others are parts of it
+ADDRESS = re.compile(r"\w+://")  # the value with such a Service's whole address
 
 
 def name_of(flag: str) -> str:
@@ -24,15 +24,15 @@ def name_of(flag: str) -> str:
 def stated(
     ours: Sequence[Flag], variables: Mapping[str, str], names: Collection[str]
 ) -> list[Stated]:
-    """The flags that variables state.
+    """The flags in variables.
 
     Args:
-        ours: flags that have a variable.
+        ours: flags with a variable.
         variables: of the environment.
-        names: of all flags, those of vLLM's among them.
+        names: of all flags, including vLLM's.
 
     Raises:
-        SettingError: a variable belongs to no flag, or has no value that its flag takes.
+        SettingError: a variable belongs to no flag, or its value is invalid.
     """
     known = {name_of(flag.long): flag for flag in ours}
     entries = []

@@ -1,10 +1,10 @@
-"""Refusals of LoRA adapters over HTTP, which are the client's to mend.
+"""Refusals of LoRA adapters over HTTP, as errors of the client.
 
-vLLM 0.32 answers a file that it cannot load with the status 500 and with the sentence inside of
-two others, and its engine logs a traceback.  What the files show is checked before the engine is
-asked, and a refusal of the workers is answered by its own sentence.
+vLLM 0.32 answers a file that it cannot load with status 500 and a sentence within two others, and
+its engine logs a traceback.  Here the files are checked before the engine is called, and a refusal
+of the workers is answered with its sentence.
 
-This can go with a vLLM whose ``OpenAIServingModels.load_lora_adapter`` answers both with 400.
+Remove this with a vLLM whose ``OpenAIServingModels.load_lora_adapter`` answers both with 400.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from attnres_serve.lora import files, refusals
 
 
 def _in_a_sentence(original: Any) -> Any:
-    """Have a server of an AttnRes model refuse adapters with 400 and one sentence."""
+    """Refuse adapters of AttnRes models with 400 and one sentence."""
     from vllm.entrypoints.openai.models import serving
 
     async def load_lora_adapter(self, request, base_model_name=None):
@@ -37,13 +37,13 @@ def _in_a_sentence(original: Any) -> Any:
 
 
 def _problem(vllm_config: Any, name: str, place: str) -> str | None:
-    """The sentence that refuses an adapter by its files; None if it is left to the engine."""
+    """The sentence that refuses an adapter by its files; None if the engine decides."""
     config, folder = vllm_config.model_config.hf_config, Path(place).expanduser()
     if not engine_config.has_attn_res(vllm_config):
         return None
     if vllm_config.lora_config is None:
         return f"{refusals.name_of(name)} needs a server that was started with --enable-lora."
-    if not folder.is_dir():  # a model id, or vLLM says that it is not there
+    if not folder.is_dir():  # a model id, or missing, which vLLM reports
         return None
     (architecture,) = config.architectures
     model = files.Model(

@@ -1,12 +1,11 @@
-"""LoRA adapters that get other files while an engine runs.
+"""LoRA adapters whose files change while an engine runs.
 
-vLLM 0.32 tells adapters apart by a number, and in the prefix cache by name and path.  Other files
-under an old name are answered from the cache of the old ones, or not read at all while the number
-is the old one; and an adapter that was evicted is read again with whatever its folder holds then.
-So the prefix cache gets a key of what an adapter held when it was loaded, and a request is refused
-whose adapter holds something else.
+vLLM 0.32 identifies adapters by a number, and in the prefix cache by name and path.  New files
+under an old name are answered from the cache of the old ones, or are not read if the number is the
+same. An evicted adapter is read again from whatever its folder contains then.  So the prefix cache
+gets a key of an adapter's content at load, and requests whose adapter has changed are refused.
 
-This can go with a vLLM whose ``InputProcessor`` gives requests a key of what their adapter holds.
+Remove this with a vLLM whose ``InputProcessor`` adds the adapter's content to the cache key.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ Stamp = tuple[tuple[str, int, int, int, int], ...]
 
 @dataclass(frozen=True)
 class _Load:
-    """What an adapter held when it was loaded: when its files were looked at, and their hash."""
+    """The content of an adapter at load: the stamp of its files, and their hash."""
 
     stamp: Stamp
     content: bytes
@@ -37,11 +36,11 @@ class _Load:
 
 @dataclass
 class Contents:
-    """The adapters of one engine, as they were loaded last.
+    """The adapters of one engine, as loaded last.
 
     Attributes:
-        loads: by name.
-        names: of each, by its number.
+        loads: loads by name.
+        names: names by number.
         held: the content that workers may have under a number.
     """
 
@@ -52,17 +51,17 @@ class Contents:
     def load(
         self, name: str, number: int, folder: Path, in_place: bool = False, is_used: bool = False
     ) -> None:
-        """Remember what an adapter holds that is being loaded.
+        """Record the content of an adapter that is being loaded.
 
         Args:
-            name: what it is called.
-            number: vLLM's, ``lora_int_id``.
-            folder: its files; where there is none, vLLM says so.
-            in_place: whether workers read it although they have one of its number.
-            is_used: whether requests run that use an adapter of its name.
+            name: its name.
+            number: vLLM's ``lora_int_id``.
+            folder: its folder; if missing, vLLM reports it.
+            in_place: whether workers read it even if they have one with its number.
+            is_used: whether running requests use an adapter with its name.
 
         Raises:
-            SettingError: workers would not read it, or requests would be answered by both.
+            SettingError: workers would not read it, or requests would mix both contents.
         """
         self._bind(name, number)
         if not (stamp := _stamp(folder)):
@@ -81,9 +80,9 @@ class Contents:
         self.loads[name], self.held[number] = _Load(stamp, content), content
 
     def check(self, name: str, number: int, folder: Path) -> None:
-        """Raise SettingError if the adapter of a request holds something else than when loaded.
+        """Raise SettingError if the adapter of a request has changed since it was loaded.
 
-        One that nobody loaded is loaded by its first request.
+        An adapter that was not loaded yet is loaded by its first request.
         """
         self._bind(name, number)
         stamp, known = _stamp(folder), self.loads.get(name)
@@ -109,7 +108,7 @@ class Contents:
 
 
 def _stamp(folder: Path) -> Stamp:
-    """What changes with the files of an adapter, without reading them."""
+    """Metadata that changes with the files of an adapter, without reading them."""
     stats = ((path.name, path.stat()) for path in _files(folder))
     return tuple((n, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for n, s in stats)
 
@@ -127,24 +126,24 @@ def _files(folder: Path) -> list[Path]:
 
 
 def contents(owner: Any) -> Contents:
-    """The adapters that an object of vLLM's remembers, of which an engine has one."""
+    """The adapters recorded on a vLLM object; an engine has one such object."""
     return vars(owner).setdefault("attn_res_adapters", Contents())
 
 
 @contextmanager
 def loading(owner: Any, request: Any, folder: Path, is_used: bool = False) -> Iterator[None]:
-    """Remember an adapter that is loaded from here on; one that cannot be leaves all as it was.
+    """Record an adapter while it is loaded; a failure restores the previous records.
 
-    It is remembered before it reaches a worker: what is asked afterwards reaches that later.
+    It is recorded before it reaches a worker, because later requests reach the worker later.
 
     Args:
-        owner: as of ``contents``.
+        owner: as in ``contents``.
         request: vLLM's ``LoRARequest``.
-        folder: its files.
-        is_used: whether requests run that use an adapter of its name.
+        folder: of its files.
+        is_used: whether running requests use an adapter with its name.
 
     Raises:
-        SettingError: as ``Contents.load``.
+        SettingError: as in ``Contents.load``.
     """
     known, name, number = contents(owner), request.lora_name, request.lora_int_id
     places: list[tuple[dict[Any, Any], Any]]
@@ -162,14 +161,14 @@ def loading(owner: Any, request: Any, folder: Path, is_used: bool = False) -> It
 
 
 def _load(engine: Any, request: Any) -> AbstractContextManager[None]:
-    """An adapter that an engine is asked to load."""
+    """Record an adapter that an engine loads."""
     running = engine.output_processor.request_states.values()
     is_used = any(state.lora_name == request.lora_name for state in running)
     return loading(engine.input_processor, request, _folder(request), is_used)
 
 
 def _processing(process: Any) -> Any:
-    """Tell requests apart by what their adapter holds; no step loads it in place again."""
+    """Add the adapter's content to the cache key; no later step loads it in place again."""
 
     def process_inputs(self, *args, **kwargs):
         made = process(self, *args, **kwargs)
@@ -177,7 +176,7 @@ def _processing(process: Any) -> Any:
         if adapter is not None and engine_config.has_attn_res(self.vllm_config):
             if (load := contents(self).loads.get(adapter.lora_name)) is not None:
                 made.cache_salt = f"{made.cache_salt or ''} adapter {load.content.hex()}"
-            if adapter.load_inplace:  # of the request that loaded it
+            if adapter.load_inplace:  # a flag of the loading request
                 made.lora_request = copy(adapter)
                 made.lora_request.load_inplace = False
         return made
@@ -219,7 +218,7 @@ def _folder(request: Any) -> Path:
     return Path(request.lora_path).expanduser()
 
 
-# Engines of AttnRes models answer with the files that were loaded last.
+# Engines of AttnRes models answer with the files loaded last.
 PATCHES = tuple(
     Patch(
         targets=(target,),

@@ -1,13 +1,13 @@
-"""AMX, which vLLM's attention in bfloat16 uses without asking the kernel for it."""
+"""Permission for AMX, which vLLM's attention in bfloat16 uses without requesting it."""
 
 from attnres_serve.compat import device, host
 
 
 def permit_amx() -> None:
-    """Ask the kernel for AMX on processors that have it.
+    """Request AMX from the kernel on processors that have it.
 
-    vLLM's attention in bfloat16 uses it without asking.  A process in which no matrix product of
-    torch's asked before, as with small models and short prompts, ends by an illegal instruction.
+    vLLM's attention in bfloat16 does not request it.  If no matrix product of torch did before, as
+    with small models and short prompts, the process ends by an illegal instruction.
     """
     import torch
 

@@ -1,6 +1,6 @@
-"""Refusals of vLLM's as sentences alone, whose field stands in ``param`` of an answer.
+"""Plain sentences in vLLM's refusals; answers have the field in ``param``.
 
-vLLM 0.32 adds it to the sentence, and the value: `` (parameter=max_tokens, value=5000)``.
+vLLM 0.32 appends the field and the value: `` (parameter=max_tokens, value=5000)``.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from attnres_serve.compat.patch import Patch
 
 
 def _alone(original: Any) -> Any:
-    """Have an error say its sentence, and no more."""
+    """Let an error show only its sentence."""
 
     def __str__(self) -> str:
         return str(self.args[0])

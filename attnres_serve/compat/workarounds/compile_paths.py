@@ -1,8 +1,8 @@
-"""Paths with blanks, quotes and the like in the commands by which inductor compiles C++.
+"""Paths with blanks, quotes and the like in inductor's commands that compile C++.
 
-torch 2.13 joins the words of a command and splits them again as a shell would, and quotes no paths
-but those of headers.  It probes vector instructions by a library whose path it puts into a string
-of Python; without it, it would compile for none, and say nothing.
+torch 2.13 joins the arguments of a command and splits them again like a shell, but quotes only
+paths of headers.  It probes vector instructions with a library whose path it puts into a Python
+string; if that fails, it silently compiles without vector instructions.
 """
 
 import json
@@ -14,7 +14,7 @@ from attnres_serve.compat.patch import Patch
 
 
 def _quoting(make: Any) -> Any:
-    """Quote the paths of a folder for caches or temporary files, and of torch's."""
+    """Quote paths in the folders for caches and temporary files, and in torch's."""
 
     def __init__(self, name, sources, BuildOption, output_dir="") -> None:
         sources = [sources] if isinstance(sources, str) else sources
@@ -36,7 +36,7 @@ def _joined(arguments: list[str]) -> str:
 
 
 def _escaping(probe: Any) -> Any:
-    """Escape the path that is put between the quotes of a string of Python."""
+    """Escape the path for a Python string."""
 
     def _probe_load(self, output_path: str) -> bool:
         return probe(self, json.dumps(output_path, ensure_ascii=False)[1:-1])

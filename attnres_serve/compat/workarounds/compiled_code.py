@@ -1,19 +1,18 @@
-"""Code that an earlier start compiled is loaded on CPU, too.
+"""Loading code on CPU that an earlier start compiled.
 
-vLLM 0.32 ends loading by a method that functions of its own compiler have.  On CPU the compiler is
-inductor itself, whose functions need nothing more, and have no such method: vLLM fails and compiles
-anew at every start.  This file imports nothing of ours, so that ``bench.engine`` can run it for
-stock vLLM.
+After loading, vLLM 0.32 calls a method that only functions of its compiler have.  On CPU the
+compiler is inductor, whose functions do not need such a method: vLLM fails and compiles anew at
+every start.  This file imports nothing of ours, so that ``bench.engine`` can run it for stock vLLM.
 """
 
 from typing import Any
 
 
 def accept() -> None:
-    """Let vLLM take what it finds in its cache (idempotent)."""
+    """Let vLLM accept cached code (idempotent)."""
     try:
         from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
-    except ImportError:  # an older torch, with which vLLM keeps no such code
+    except ImportError:  # an older torch, with which vLLM caches no such code
         return
     loaded: Any = BundledAOTAutogradSerializableCallable
     if not hasattr(loaded, "finalize_loading"):

@@ -1,6 +1,6 @@
-"""What clients are told of a dead engine; vLLM's sentence is about a stack trace above.
+"""Errors for clients of a dead engine; vLLM's sentence refers to a stack trace above.
 
-And they get a 503: their requests were right, and another server answers them.
+They get status 503: their requests were valid, and another server can answer them.
 """
 
 from dataclasses import replace
@@ -15,24 +15,24 @@ from attnres_serve.start.engine_log import refers
 UNKNOWN = "the engine has ended"
 ADVICE = "; ask another server, or ask again later."
 STATUS, TYPE = 503, "ServiceUnavailableError"
-_client: Any = None  # vLLM's, of the engine that this process asks
+_client: Any = None  # vLLM's client of this process's engine
 
 
 def watch(client) -> None:
-    """Have the sentence name the end of a client's engine."""
+    """Watch a client's engine, so that ``sentence`` names the reason of its end."""
     global _client
     _client = client
 
 
 def cause() -> str | None:
-    """Why the engine ended, as the begin of a sentence; None if it runs, or nobody knows.
+    """The reason of the engine's end, as the beginning of a sentence; None if it runs or unknown.
 
-    A signal comes first: what the engine told before it may be of long ago.
+    A signal has precedence: a reported failure may be older.
     """
     resources = getattr(getattr(_client, "engine_core", None), "resources", None)
     manager = getattr(resources, "engine_manager", None)
     engines = getattr(manager, "processes", ())
-    first = getattr(manager, "failed_proc_name", None)  # others are stopped then
+    first = getattr(manager, "failed_proc_name", None)  # the others are stopped afterwards
     for engine in sorted(engines, key=lambda one: one.name != first):
         status = engine.exitcode
         if status is not None and status < 0:
@@ -45,7 +45,7 @@ def cause() -> str | None:
 
 
 def _failure(engine: int) -> str | None:
-    """What ended an engine by its own words, or by those of the worker that it refers to."""
+    """The reported failure of an engine, or of the worker to which it refers."""
     reasons = record.read()
     reason = reasons.pop(engine, None)
     if reason is not None and refers(reason):
@@ -54,15 +54,15 @@ def _failure(engine: int) -> str | None:
 
 
 def sentence() -> str:
-    """What a client is told."""
+    """The sentence for clients."""
     reason = cause() or UNKNOWN
     return sentences.between(reason[:1].upper(), reason[1:], ADVICE)
 
 
 def end_calls(client) -> None:
-    """Fail what waits for methods of a dead engine; vLLM fails its requests alone.
+    """Fail waiting calls of a dead engine's methods; vLLM fails only requests.
 
-    To be called in the loop of the client.
+    Call this in the client's event loop.
     """
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -73,7 +73,7 @@ def end_calls(client) -> None:
 
 
 def _unavailable(original: Any) -> Any:
-    """Give the error of a dead engine the status of a server that is not there."""
+    """Give the error of a dead engine the status of an unavailable server."""
 
     def __init__(self, **options: Any) -> None:
         original(self, **options)
@@ -83,7 +83,7 @@ def _unavailable(original: Any) -> Any:
     return __init__
 
 
-PATCH = Patch(  # of every answer that there is not, and of the log
+PATCH = Patch(  # for every failed answer, and the log
     targets=("vllm.v1.engine.exceptions:EngineDeadError.__str__",),
     make=lambda original: lambda self: sentence(),
     why="answers named a stack trace above",

@@ -1,8 +1,8 @@
-"""Draft models beside a target with more than one kind of cache.
+"""Draft models beside a target with several kinds of caches.
 
-vLLM 0.32: the runner's ``_build_attention_metadata`` hands drafters of EAGLE's kind the blocks of
-their own group of layers, and a draft model those of the first group.  The draft then writes into
-the target's recurrent states, or into the keys and values of layers with a window.
+vLLM 0.32: the runner's ``_build_attention_metadata`` gives EAGLE drafters the blocks of their group
+of layers, but a draft model the blocks of the first group.  The draft then writes into the target's
+recurrent states, or into the keys and values of layers with a window.
 """
 
 from attnres_serve.compat.patch import Patch
@@ -10,9 +10,9 @@ from attnres_serve.errors import SettingError
 
 
 def _of_eagles_kind(bases: tuple[type, ...]) -> tuple[type, ...]:
-    """Let vLLM take the drafter of a draft model for one of EAGLE's kind there.
+    """Let vLLM treat the drafter of a draft model like an EAGLE drafter there.
 
-    Everywhere else in the runner both kinds are named together.
+    Elsewhere the runner treats both kinds alike.
     """
     from vllm.v1.spec_decode.eagle import EagleProposer
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer

@@ -1,8 +1,8 @@
 """Temperature, top-k and top-p of drafted tokens on CPU.
 
-vLLM 0.32: the function that repeats those of a request for each of its drafts writes into a copy,
-unless they are of 64-bit integers.  Drafts are then judged by what was in memory, and so are those
-of greedy requests beside sampled ones.
+vLLM 0.32: the function that repeats a request's value for each of its drafts writes into a copy,
+except for 64-bit integers.  Drafts are then accepted by uninitialised values, even those of greedy
+requests beside sampled ones.
 """
 
 from typing import Any
@@ -15,10 +15,10 @@ def repeated(x: Any, ends: Any, count: int, replace_from: float = 0, replace_to:
 
     Args:
         x: values of requests, ``[requests]``.
-        ends: the drafts of a request and of those before it, ``[requests]``.
-        count: drafts of all.
-        replace_from: this value gives way to ``replace_to``.
-        replace_to: see there.
+        ends: cumulative numbers of drafts, ``[requests]``.
+        count: number of all drafts.
+        replace_from: a value to replace.
+        replace_to: its replacement.
     """
     drafts = ends.diff(prepend=ends.new_zeros(1))
     return x.masked_fill(x == replace_from, replace_to).repeat_interleave(drafts, output_size=count)

@@ -1,7 +1,7 @@
 """Expert parallelism on CPU.
 
-vLLM 0.32: ``CPUUnquantizedExperts`` takes a map of experts and hands the global numbers to a kernel
-that has this worker's experts alone.  It reads behind them, which ends the worker.
+vLLM 0.32: ``CPUUnquantizedExperts`` ignores the map of experts and passes global numbers to a
+kernel that has only this worker's experts.  It reads beyond them, which ends the worker.
 """
 
 from typing import Any
@@ -10,12 +10,12 @@ from attnres_serve.compat.patch import Patch
 
 
 def _of_this_worker(original: Any) -> Any:
-    """Number experts as this worker does, and weigh those of other workers by 0."""
+    """Use this worker's numbers of experts, and weight 0 for other workers' experts."""
     import torch
 
     def apply(self, *, expert_map, **options):  # vLLM's calls are by keywords
         if expert_map is not None:
-            if options["apply_router_weight_on_input"]:  # the input is weighed already
+            if options["apply_router_weight_on_input"]:  # the input is already weighted
                 options |= {
                     "topk_weights": torch.ones_like(options["topk_weights"]),
                     "apply_router_weight_on_input": False,
@@ -29,11 +29,11 @@ def _of_this_worker(original: Any) -> Any:
 
 
 def local_experts(weights: Any, ids: Any, expert_map: Any) -> tuple[Any, Any]:
-    """Weights and numbers of experts of one worker, each ``[tokens, top_k]``.
+    """Weights and local numbers of one worker's experts, each ``[tokens, top_k]``.
 
     Args:
-        weights, ids: of the chosen experts, by their global numbers.
-        expert_map: ``[experts]``, the number on this worker, or -1.
+        weights, ids: weights and global numbers of the chosen experts.
+        expert_map: ``[experts]``, the local number, or -1.
     """
     local = expert_map[ids.long()]
     return weights * (local >= 0), local.clamp(min=0).to(ids.dtype)

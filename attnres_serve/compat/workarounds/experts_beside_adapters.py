@@ -1,8 +1,8 @@
-"""Experts without adapters, in a model whose other layers have some, on CPU.
+"""Experts without adapters on CPU, in a model with adapters for other layers.
 
-vLLM 0.32: ``select_unquantized_moe_backend`` takes the Triton kernel with adapters wherever LoRA is
-enabled, also where ``--lora-target-modules`` leaves the experts out, and a CPU has no Triton.
-This can go with a vLLM that chooses by the layers that have adapters.
+vLLM 0.32: ``select_unquantized_moe_backend`` chooses the Triton kernel with adapters whenever LoRA
+is enabled, even if ``--lora-target-modules`` excludes the experts. A CPU has no Triton.
+Remove this with a vLLM that chooses by the layers with adapters.
 """
 
 from typing import Any
@@ -11,9 +11,9 @@ from attnres_serve.compat.patch import Patch
 
 
 def _as_without_adapters(original: Any) -> Any:
-    """Let experts on CPU run by the kernel that they have without LoRA.
+    """Choose the kernel without LoRA for experts on CPU.
 
-    Adapters of experts are refused before, see ``compat.rules``.
+    Adapters of experts are refused earlier, see ``compat.rules``.
     """
 
     def select_unquantized_moe_backend(moe_config):

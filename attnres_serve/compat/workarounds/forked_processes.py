@@ -1,8 +1,8 @@
-"""The processes of engines and workers on a CPU, which begin with what their server has imported.
+"""Forked processes of engines and workers on a CPU, which keep their server's imports.
 
-vLLM 0.32 forks them on GPUs.  On CPUs it spawns them, and each imports vLLM anew, which is more
-than half of a start.  Intel's OpenMP begins anew in a fork and reads its cores there, as it does in
-a process that is spawned; GNU's reads them only when it is loaded, and needs those.
+vLLM 0.32 forks them on GPUs.  On CPUs it spawns them, and each imports vLLM anew, which takes more
+than half of a start.  Intel's OpenMP restarts in a fork and reads its cores there, like in a
+spawned process; GNU's reads them only when it is loaded, and needs spawned processes.
 """
 
 import gc
@@ -17,7 +17,7 @@ from attnres_serve.compat.workarounds import orphans
 class _Process(ForkProcess):
     def start(self) -> None:
         self._cores = os.sched_getaffinity(0)
-        # A collection in a fork would look at, and so copy, all that it inherits; vLLM has three.
+        # A garbage collection in a fork would copy all inherited memory; vLLM runs three.
         gc.collect()
         gc.freeze()
         super().start()
@@ -25,11 +25,11 @@ class _Process(ForkProcess):
     def run(self) -> None:
         from vllm import plugins
 
-        signal.set_wakeup_fd(-1)  # the server's loop would take our signals for its own
+        signal.set_wakeup_fd(-1)  # otherwise the server's loop would receive our signals
         if orphans.is_engine_of_vllm():
-            # OpenMP binds the thread that forks to one core, which its workers would inherit.
+            # OpenMP binds the forking thread to one core, which its workers would inherit.
             os.sched_setaffinity(0, self._cores)
-        plugins.plugins_loaded = False  # they are for each process
+        plugins.plugins_loaded = False  # each process loads them
         super().run()
 
 
@@ -50,6 +50,6 @@ PATCH = Patch(
 
 
 def begin_imported() -> None:
-    """Have the engines of this server, and their workers, fork (idempotent)."""
+    """Fork this server's engines and their workers (idempotent)."""
     if "libiomp" in os.environ.get("LD_PRELOAD", ""):
         PATCH.apply()

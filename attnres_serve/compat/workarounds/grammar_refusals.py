@@ -1,10 +1,10 @@
-"""Grammars of answers that cannot be compiled, which are the client's to correct.
+"""Grammars that cannot be compiled, as errors of the client.
 
-vLLM 0.32 tells of some of them in several lines that draw the place, and names no field.  What a
-server accepts and the engine's backend cannot compile is answered with 500: the backend of the
-first request with a grammar compiles those of all later ones.
+vLLM 0.32 reports some of them in several lines that draw the place, without the field.  If the
+server accepts a grammar that the engine's backend cannot compile, the answer is 500: the backend of
+the first request with a grammar compiles all later ones.
 
-This can go with a vLLM that answers both with 400 and one sentence.
+Remove this with a vLLM that answers both with 400 and one sentence.
 """
 
 import re
@@ -16,8 +16,8 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.workarounds.request_refusals import refusal
 
-LONGEST = 200  # characters of a reason, which may hold the whole grammar
-# Where a request may have what vLLM makes a grammar of, by the field of ``structured_outputs``.
+LONGEST = 200  # characters of a reason, which may contain the whole grammar
+# Other fields from which vLLM makes a grammar, by the field of ``structured_outputs``.
 ELSEWHERE = {
     "json": "`response_format`, `text.format` or `tools`",
     "json_object": "`response_format`",
@@ -26,20 +26,20 @@ ELSEWHERE = {
 
 
 def _in_a_sentence(original: Any) -> Any:
-    """Have every server refuse such grammars in one sentence that names the field."""
+    """Refuse such grammars with one sentence that names the field."""
 
     def _validate_structured_outputs(self, *rest, **options):
         field = field_of(self.structured_outputs)
         try:
             original(self, *rest, **options)
-        except Exception as error:  # whatever a compiler raises at a grammar
+        except Exception as error:  # compilers raise various errors
             raise refusal(f"{field} cannot be compiled ({reason(str(error))}).") from error
 
     return _validate_structured_outputs
 
 
 def field_of(outputs) -> str:
-    """The field that a grammar comes from, and where else it may come from.
+    """The possible fields of a grammar's source.
 
     Args:
         outputs: vLLM's ``StructuredOutputsParams``, or None.
@@ -53,7 +53,7 @@ def field_of(outputs) -> str:
 
 
 def reason(message: str) -> str:
-    """What a compiler says, in a part of a sentence."""
+    """A compiler's message, as a part of a sentence."""
     error = re.search(r"^error: (.+)$", message, re.MULTILINE)  # below a drawing of the place
     line = error[1] if error else message.strip().partition("\n")[0]
     line = re.sub(r"^((Grammar error|Invalid grammar specification): )+", "", line).rstrip(".")
@@ -61,9 +61,9 @@ def reason(message: str) -> str:
 
 
 def refuse_uncompiled(client) -> None:
-    """Have an engine's client answer a 400 where the engine could not compile a grammar.
+    """Answer 400 if the engine could not compile a grammar.
 
-    It gives such a request up as it does one whose cache another server could not send.
+    The engine ends such a request like one whose cache another server could not send.
     """
     if client.vllm_config.kv_transfer_config is None:
         CLIENT.apply_to(client)
@@ -79,12 +79,12 @@ def _refusing_uncompiled(generate: Callable[..., AsyncGenerator[Any, None]]) -> 
 
 
 async def _unless_uncompiled(answers, field: str):
-    """The answers.
+    """Pass the answers on.
 
     Raises:
-        VLLMValidationError: the engine gave one up, as it does with such a grammar.
+        VLLMValidationError: the engine gave one up before it began.
     """
-    has_begun = False  # what ends an answer that has begun is another fault
+    has_begun = False  # another fault ends an answer that has begun
     async with aclosing(answers):
         async for output in answers:
             has_begun = has_begun or any(one.token_ids for one in output.outputs)

@@ -1,9 +1,9 @@
-"""Token ids that vLLM accepts although the model has no row for them, and so ends the engine.
+"""Token ids without a row in the model, which vLLM accepts and which end the engine.
 
-It compares ids with the larger of tokenizer and model, and those of a server without a tokenizer
-with nothing.  Tokens that end an answer, by config.json or the tokenizer, and what ``bad_words``
-become it compares with nothing either.  A tokenizer decodes such ids to no text, or fails at those
-of more than 32 bits.
+vLLM compares ids with the larger vocabulary of tokenizer and model, and checks none on a server
+without a tokenizer.  It does not check end-of-sequence tokens of config.json or the tokenizer, nor
+the tokens of ``bad_words``.  A tokenizer decodes such ids to no text, or fails on more than 32
+bits.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from attnres_serve.compat.workarounds.request_refusals import refusal, refuse_by
 
 
 def refuse_ids_without_row(client) -> None:
-    """Have an engine refuse requests with such ids."""
+    """Refuse requests with such ids."""
     rows = client.vllm_config.model_config.get_vocab_size()
     refuse_by(client, lambda request: without_row(request, rows))
 
@@ -23,8 +23,8 @@ def without_row(request, rows: int) -> str | None:
     """Error sentence for the first id of a request without a row; None if all have one.
 
     Args:
-        request: as vLLM's input processor makes it.
-        rows: those of the embedding, as many as there are logits.
+        request: from vLLM's input processor.
+        rows: of the embedding, which is the number of logits.
     """
     sampling = request.sampling_params
     parts: dict[str, Iterable[int]] = {"the prompt": request.prompt_token_ids or ()}
@@ -40,10 +40,10 @@ def without_row(request, rows: int) -> str | None:
 
 
 def name_the_field(client) -> None:
-    """Have a server name the field of ids that neither the model nor its tokenizer has.
+    """Name the field in errors about ids that neither the model nor its tokenizer has.
 
-    It validates those of prompts in vLLM's words, and decodes those of ``/detokenize``, and of a
-    prompt for ``echo``, before that.
+    vLLM validates ids of prompts with its own error. It decodes ids for ``/detokenize``, and of
+    prompts with ``echo``, before any validation.
     """
     renderer, rows = client.renderer, client.vllm_config.model_config.get_vocab_size()
 

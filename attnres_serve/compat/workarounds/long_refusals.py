@@ -1,7 +1,7 @@
-"""What clients are told of a refusal, at the length of a sentence.
+"""Limits of the length of refusals.
 
-vLLM 0.32 hands on whatever a library says, and repeats a client's own grammar or name of 100 kB.
-This can go with a vLLM that bounds the message of its errors.
+vLLM 0.32 passes on all messages of libraries, and repeats a client's grammar or name of 100 kB.
+Remove this with a vLLM that bounds the messages of its errors.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from attnres_serve.compat.patch import Patch
 
 
 def _cutting(original: Any) -> Any:
-    """Cut the message of every error that vLLM's routes answer."""
+    """Shorten the message of every error of vLLM's routes."""
 
     def __init__(self, **options: Any) -> None:
         if isinstance(options.get("message"), str):
@@ -24,7 +24,7 @@ def _cutting(original: Any) -> Any:
 
 
 def for_client(message: str) -> str:
-    """A message at the length of a sentence; the log has the whole of a longer one."""
+    """A message, shortened to fit; the log has the whole text."""
     if len(message) <= sentences.MOST:
         return message
     host.logger().info("AttnRes: an answer was cut, whose whole message is %r", message)

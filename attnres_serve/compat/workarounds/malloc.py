@@ -1,11 +1,10 @@
-"""Memory that one step frees is kept for the next, by glibc's own allocator.
+"""Keeping freed memory between steps in glibc's allocator.
 
-By default glibc maps what is large and gives the end of its heap back where more than a threshold
-lies free there, so that a prefill may hand back the block bank and the MLP's tensors and fault
-them in again: 3700 page faults in every prefill of 512 tokens of a Llama of 768 x 12 with AttnRes
-in one process, none in the next, because the thresholds move with what was freed before.  Fixed
-ones keep the tensors of a step, and still give back what is much larger.  Where another allocator
-is preloaded, as in our containers, this changes nothing.
+By default glibc returns large freed blocks to the kernel, and the next prefill faults them in
+again: 3700 page faults in every prefill of 512 tokens of a Llama of 768 x 12 with AttnRes in one
+process, none in the next, because the thresholds depend on earlier frees.  Fixed thresholds keep
+the tensors of a step, and still return much larger blocks.  With another preloaded allocator, as in
+our containers, this has no effect.
 """
 
 import ctypes
@@ -17,10 +16,10 @@ MMAP_THRESHOLDS = 2**28, 2**25  # older versions of glibc take no more than 32 M
 
 
 def keep_freed() -> dict[str, str]:
-    """Have this process keep the memory that it frees (idempotent).
+    """Keep freed memory in this process (idempotent).
 
     Returns:
-        The environment by which another process does the same; empty if the C library cannot.
+        The environment for the same in another process; empty if the C library does not support it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda parameter, value: 0)
     for threshold in MMAP_THRESHOLDS:

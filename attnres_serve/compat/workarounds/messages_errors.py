@@ -1,6 +1,6 @@
-"""Errors within a stream of ``/v1/messages``, for which vLLM 0.32 says that a chunk is invalid.
+"""Errors within a stream of ``/v1/messages``, which vLLM 0.32 reports as an invalid chunk.
 
-It reads the error of the stream of a chat, from which it makes its events, as a chunk of that.
+It converts the stream of a chat to events, and reads an error in it as a chunk.
 """
 
 import json
@@ -12,7 +12,7 @@ ERROR = 'data: {"error":'
 
 
 def _with_errors(original: Any) -> Any:
-    """Have such a stream end by Anthropic's event of the type ``error``."""
+    """End such a stream with Anthropic's event of the type ``error``."""
 
     async def message_stream_converter(self, generator):
         error: dict[str, Any] = {}

@@ -1,9 +1,8 @@
 """The backend of latent attention on CPU.
 
-vLLM 0.32 and 0.33: ``CPU_MLA`` computes rows of one size, in blocks of 16 tokens alone, and a CPU
-with AMX takes ``AMX_MLA``, whose kernels read rows as if they were of that size, and have weights
-in bfloat16 alone.  For other rows and dtypes ``CPU_MLA`` is asked for, and
-``model.latent_attention`` stands in its place.
+vLLM 0.32 and 0.33: ``CPU_MLA`` supports one row size, only in blocks of 16 tokens. A CPU with AMX
+uses ``AMX_MLA``, whose kernels assume that size for all rows, and weights in bfloat16.  For other
+rows and dtypes ``CPU_MLA`` is selected, and ``model.latent_attention`` replaces it.
 """
 
 from attnres_serve.families import latent
@@ -12,13 +11,13 @@ OURS = "attnres_serve.model.latent_attention.Backend"
 
 
 def compute_every_row() -> None:
-    """Put our backend in the place of ``CPU_MLA`` (idempotent)."""
+    """Replace ``CPU_MLA`` by our backend (idempotent)."""
     from vllm.v1.attention import selector
     from vllm.v1.attention.backends import registry
 
-    if hasattr(registry.AttentionBackendEnum, "CPU_MLA"):  # which older versions lack
+    if hasattr(registry.AttentionBackendEnum, "CPU_MLA"):  # missing in older versions
         registry.register_backend(registry.AttentionBackendEnum.CPU_MLA, OURS)
-        # vLLM repeats what it chose for an engine of this process before.
+        # vLLM caches its choice for an earlier engine of this process.
         selector._cached_get_attn_backend.cache_clear()
 
 
@@ -26,7 +25,7 @@ def uses_amx(model_config) -> bool:
     """Whether kernels for AMX compute a model's latent attention here.
 
     Args:
-        model_config: vLLM's, of a model with latent attention.
+        model_config: vLLM's configuration of a model with latent attention.
     """
     import torch
 
@@ -36,7 +35,7 @@ def uses_amx(model_config) -> bool:
 
 
 def ask_for_cpu_mla(vllm_config) -> None:
-    """Ask for ``CPU_MLA`` where the kernels for AMX do not fit (idempotent)."""
+    """Select ``CPU_MLA`` if the AMX kernels do not fit (idempotent)."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     if vllm_config.model_config.use_mla and not uses_amx(vllm_config.model_config):

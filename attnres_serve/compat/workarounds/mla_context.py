@@ -1,7 +1,7 @@
 """Chunked prefill and prefix caching of latent attention on CPU.
 
-vLLM 0.32 and 0.33: the platform switches both off for ``CPU_MLA``, which computes the context of a
-prompt's later chunks all the same, as drafts need it.
+vLLM 0.32 and 0.33: the platform switches both off for ``CPU_MLA``, although it can compute the
+context of a prompt's later chunks, which drafts need.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from attnres_serve.families import BY_ARCHITECTURE
 
 
 def _keeping(original: Any) -> Any:
-    """Leave both as they are in AttnRes models."""
+    """Keep both settings for AttnRes models."""
 
     def check_and_update_config(cls, vllm_config) -> None:
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config

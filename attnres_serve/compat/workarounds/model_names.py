@@ -1,6 +1,6 @@
-"""Names in the answer to a request for a model that there is not.
+"""Names of models in the answer to a request for an unknown model.
 
-vLLM 0.28 answers without any, and 0.32 leaves adapters out.  This can go with a vLLM whose
+vLLM 0.28 lists none, and 0.32 omits adapters.  Remove this with a vLLM whose
 ``BaseServing._check_model`` lists both.
 """
 
@@ -12,7 +12,7 @@ from attnres_serve.compat.patch import Patch
 
 
 def _listing_names(original: Any) -> Any:
-    """Have every route that vLLM serves list the names of models and adapters."""
+    """List the names of models and adapters in every route of vLLM."""
 
     async def _check_model(self, request):
         answer = await original(self, request)

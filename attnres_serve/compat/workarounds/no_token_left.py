@@ -1,11 +1,11 @@
 """Requests whose constraints leave no token.
 
-vLLM 0.32 masks the logits of the tokens that a request forbids.  Where it forbids them all, vLLM
-samples token 0 nevertheless, or answers with 500 if a grammar notices.  A contradiction that the
-request shows is refused before it is queued.  One that turns up later ends the request at that
-token, and the client gets a 400, or an error in the stream.
+vLLM 0.32 masks the logits of forbidden tokens.  If all are forbidden, vLLM still samples token 0,
+or answers 500 if a grammar notices.  Here a contradiction within the request is refused before it
+is queued.  A later one ends the request at that token, and the client gets a 400, or an error in
+the stream.
 
-This can go with a vLLM whose workers tell the scheduler that every logit of a row is masked.
+Remove this with a vLLM whose workers report to the scheduler that all logits of a row are masked.
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -17,13 +17,13 @@ from attnres_serve.compat import engine_config
 from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.workarounds.request_refusals import refusal, refuse_by
 
-REASON = "no_token_left"  # the stop_reason of an answer that an engine ends
-KEY = "attn_res_allowed"  # of a request, where its list is kept as a set
+REASON = "no_token_left"  # the stop_reason of an answer that the engine ends
+KEY = "attn_res_allowed"  # an attribute of requests with their list as a set
 ADVICE = "permit more tokens, or leave one of these fields out"
 
 
 def refuse_contradictions(client) -> None:
-    """Have an engine refuse requests that forbid their first token, whatever it is."""
+    """Refuse requests that forbid every first token."""
     rows = client.vllm_config.model_config.get_vocab_size()
     refuse_by(client, lambda request: contradiction(request.sampling_params, rows))
 
@@ -64,9 +64,9 @@ def _bad_words(sampling) -> Sequence[Sequence[int]]:
 
 
 def _ends(sampling) -> set[int]:
-    """The tokens that ``min_tokens`` forbids at first; a grammar that permits no other keeps them.
+    """The tokens that ``min_tokens`` forbids at first; none with a grammar, which may need them.
 
-    vLLM forbids ``stop_token_ids`` and the model's own, even with ``ignore_eos``.
+    vLLM forbids ``stop_token_ids`` and the model's tokens, even with ``ignore_eos``.
     """
     if not sampling.min_tokens or sampling.structured_outputs is not None:
         return set()
@@ -74,9 +74,9 @@ def _ends(sampling) -> set[int]:
 
 
 def _ending_answers(original: Any) -> Any:
-    """Have schedulers end answers of AttnRes models before a token that is forbidden.
+    """End answers of AttnRes models before a forbidden token.
 
-    All of them were, or it would not have been sampled.
+    Such a token is sampled only if all are forbidden.
     """
     from vllm.v1.request import RequestStatus
 
@@ -88,18 +88,18 @@ def _ending_answers(original: Any) -> Any:
         tokens, stopped = original(self, request, new_token_ids[:count], *rest, **options)
         if not stopped:
             request.status, request.stop_reason = RequestStatus.FINISHED_ABORTED, REASON
-            request.resumable = False  # a session does not go on from here
+            request.resumable = False  # a session cannot continue from here
         return tokens, True
 
     return _update_request_with_output
 
 
 def permitted(scheduler, request, tokens: Sequence[int]) -> int:
-    """How many of the tokens that were sampled come before the first that the request forbids.
+    """The number of sampled tokens before the first that the request forbids.
 
     Args:
-        scheduler: vLLM's.
-        request: of it, with the tokens of its answer before these.
+        scheduler: of vLLM.
+        request: with the earlier tokens of its answer.
         tokens: one, or several if drafts were accepted.
     """
     sampling = request.sampling_params
@@ -132,9 +132,9 @@ def _permitted_by_lists(request, sampling, tokens: Sequence[int]) -> int:
 
 
 def _allowed(request, sampling) -> frozenset[int]:
-    """Those of ``allowed_token_ids``, made once for them; empty without the field.
+    """The set of ``allowed_token_ids``, cached; empty without the field.
 
-    A session that gets its prompt in parts has others with each part.
+    A session that gets its prompt in parts may have another list for each part.
     """
     kept = vars(request)
     if kept.get(KEY, (None,))[0] is not sampling:
@@ -153,7 +153,7 @@ def _permitted_by_grammar(scheduler, request, tokens: Sequence[int]) -> int:
         return len(tokens)
     count = len(manager.validate_tokens(request, [*tokens]))
     ended = count and tokens[count - 1] in request.sampling_params.all_stop_token_ids
-    return len(tokens) if ended else count  # what follows an end is free, and vLLM cuts it off
+    return len(tokens) if ended else count  # tokens after an end are unconstrained, and cut off
 
 
 def constraints(sampling) -> list[str]:
@@ -170,7 +170,7 @@ def constraints(sampling) -> list[str]:
 
 
 def _refusing_dead_ends(generate: Callable[..., AsyncGenerator[Any, None]]) -> Any:
-    """Have an engine's client answer an error where the engine ended an answer for ``REASON``."""
+    """Answer an error if the engine ended an answer for ``REASON``."""
 
     def generate_or_refuse(prompt, sampling_params, *rest, **options):
         answers = generate(prompt, sampling_params, *rest, **options)
@@ -181,7 +181,7 @@ def _refusing_dead_ends(generate: Callable[..., AsyncGenerator[Any, None]]) -> A
 
 
 async def _until_dead_end(answers, fields: list[str]):
-    """The answers.
+    """Pass the answers on.
 
     Raises:
         VLLMValidationError: no token was left for one of them.

@@ -1,8 +1,8 @@
-"""A process of vLLM's that ends with the one that started it.
+"""Ending vLLM's processes with the process that started them.
 
-A worker whose engine was killed closes its queues, but where it waits for another worker's part of
-a sum, or for room in a queue, it goes on waiting, on a full core; an engine whose server was killed
-does not notice.
+A worker whose engine was killed closes its queues. But if it waits for another worker's part of a
+sum, or for room in a queue, it keeps waiting on a full core.  An engine does not notice that its
+server was killed.
 """
 
 import multiprocessing
@@ -18,10 +18,10 @@ NAME = "AttnResEndWithParent"
 
 
 def end_with_parent() -> None:
-    """Kill this process once its parent is gone, however that ended (idempotent).
+    """Kill this process after its parent has ended for any reason (idempotent).
 
-    A thread waits for it: PR_SET_PDEATHSIG would also fire when no more than the thread ends that
-    started this process.
+    A thread waits for the parent: PR_SET_PDEATHSIG also fires when only the thread that started
+    this process ends.
     """
     parent = multiprocessing.parent_process()
     if parent is None or any(thread.name == NAME for thread in threading.enumerate()):
@@ -31,42 +31,42 @@ def end_with_parent() -> None:
 
 def _wait(parent) -> None:
     parent.join()
-    while os.getppid() == parent.pid:  # it closes its files before it is gone
+    while os.getppid() == parent.pid:  # it closes its files before it ends
         time.sleep(0.1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# Names of the processes in which vLLM runs a server, an engine or a worker.
+# Names of vLLM's processes for servers, engines and workers.
 ENGINE = "EngineCore"
 PROCESSES = ("ApiServer_", "APIServer_", ENGINE, "VllmWorker-")
 
 
 def is_process_of_vllm() -> bool:
-    """Whether vLLM started this process, to serve."""
+    """Whether vLLM started this process for serving."""
     return multiprocessing.current_process().name.startswith(PROCESSES)
 
 
 def is_engine_of_vllm() -> bool:
-    """Whether vLLM started this process, to schedule requests."""
+    """Whether vLLM started this process as an engine, which schedules requests."""
     return multiprocessing.current_process().name.startswith(ENGINE)
 
 
-_COORDINATE: Callable | None = None  # vLLM's own, where it is replaced
+_COORDINATE: Callable | None = None  # vLLM's function, if replaced
 
 
 def _coordinate(*args, **options) -> None:
-    """What the coordinator runs."""
+    """The function that the coordinator runs."""
     from vllm.v1.engine.coordinator import DPCoordinatorProc
 
     end_with_parent()
-    run = _COORDINATE or DPCoordinatorProc.run_coordinator  # a spawned process has it as it was
+    run = _COORDINATE or DPCoordinatorProc.run_coordinator  # not replaced in a spawned process
     run(*args, **options)
 
 
 def _ending_with_parent(original: Callable) -> staticmethod:
-    """Let the process that coordinates data-parallel engines end with its parent.
+    """End the process that coordinates data-parallel engines with its parent.
 
-    It loads no plugins, so the server starts ``_coordinate`` there instead of vLLM's function.
+    It loads no plugins, so the server starts it with ``_coordinate`` instead of vLLM's function.
     """
     global _COORDINATE
     _COORDINATE = original

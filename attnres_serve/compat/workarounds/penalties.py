@@ -1,9 +1,9 @@
-"""Penalties with which logits, or the scores of a beam search, overflow.
+"""Penalties that overflow logits, or the scores of a beam search.
 
-vLLM takes any positive ``repetition_penalty``.  Positive logits are divided by it and negative ones
-multiplied, in float32: an infinity among them leaves no probabilities, and an arbitrary token is
-the answer.  With logprobs of processed logits, the answer is an error of the JSON encoder.  A score
-is divided by the length to the power of ``length_penalty``, and the error of that names no field.
+vLLM accepts any positive ``repetition_penalty``.  It divides positive logits and multiplies
+negative ones in float32: with an infinite logit there are no probabilities, and an arbitrary token
+is sampled.  With logprobs of processed logits, the JSON encoder raises.  A score is divided by the
+length to the power of ``length_penalty``, and the error of an overflow names no field.
 """
 
 from typing import Any
@@ -11,17 +11,17 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 from attnres_serve.compat.workarounds.request_refusals import refusal, refuse_by
 
-LEAST, MOST = 1e-30, 1e30  # logits of up to 1e8 stay finite
+LEAST, MOST = 1e-30, 1e30  # logits up to 1e8 stay finite
 STEEPEST = 50.0  # a million tokens to this power is 1e300
 
 
 def refuse_overflowing(client) -> None:
-    """Have an engine refuse requests with such penalties."""
+    """Refuse requests with such penalties."""
     refuse_by(client, lambda request: problem(request.sampling_params))
 
 
 def problem(sampling) -> str | None:
-    """Error sentence for a penalty outside of the range; None if there is none.
+    """Error sentence for a penalty out of range; None without one.
 
     Args:
         sampling: vLLM's ``SamplingParams``, or None.
@@ -33,7 +33,7 @@ def problem(sampling) -> str | None:
 
 
 def _refusing_overflowing(original: Any) -> Any:
-    """Have every server refuse beam searches with such a length penalty."""
+    """Refuse beam searches with such a length penalty."""
 
     def beam_search(self, prompt, request_id, params, *rest, **options):
         if not abs(params.length_penalty) <= STEEPEST:

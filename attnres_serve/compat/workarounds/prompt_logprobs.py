@@ -1,8 +1,8 @@
 """Logprobs of the prompt in a stream of several answers.
 
-The first output of every answer brings them.  vLLM 0.32 merges outputs that wait to be streamed and
-drops those of an output that is merged into one of another answer.  With ``echo``, the stream then
-breaks off by an IndexError or a KeyError.
+The first output of every answer has them.  vLLM 0.32 merges outputs that wait for streaming, and
+drops the logprobs of an output merged into another answer's.  With ``echo``, the stream then fails
+with an IndexError or a KeyError.
 """
 
 from functools import wraps
@@ -12,11 +12,11 @@ from attnres_serve.compat.patch import Patch
 
 
 def _keeping(original: Any) -> Any:
-    """Keep them where outputs are merged."""
+    """Keep them when outputs are merged."""
 
     @wraps(original)
     def add(self, next_output, aggregate):
-        if not self.prompt_logprobs:  # those of another answer are the same
+        if not self.prompt_logprobs:  # they are the same for all answers
             vars(self).update(prompt_logprobs=next_output.prompt_logprobs)
         original(self, next_output, aggregate)
 

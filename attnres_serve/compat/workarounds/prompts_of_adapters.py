@@ -1,9 +1,8 @@
 """Log-probabilities of prompts on a server with LoRA adapters, on CPU.
 
-vLLM 0.28 to 0.33: the head reads which rows have which adapter from the rows that are sampled, also
-where it is given all rows of a prompt.  One request beside others then ends the engine, or has the
-head of another one's adapter.
-This can go with a vLLM that tells the head whose rows it gets.
+vLLM 0.28 to 0.33: the head maps rows to adapters by the sampled rows, even if it gets all rows of a
+prompt.  A request beside others then ends the engine, or uses another request's adapter in the
+head. Remove this with a vLLM that gives the head the mapping of its rows.
 """
 
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from attnres_serve.compat.patch import Patch
 
 
 def _telling_whose_rows(original: Any) -> Any:
-    """Let the runner compute them request by request, with its own adapter."""
+    """Compute them for one request at a time, with its adapter."""
 
     def _get_prompt_logprobs_dict(self, hidden_states, num_scheduled_tokens):
         pending = self.num_prompt_logprobs
@@ -27,7 +26,7 @@ def _telling_whose_rows(original: Any) -> Any:
             pending[name] = count
             with _rows_of(self.lora_manager._adapter_manager, self.requests[name]):
                 logprobs |= original(self, hidden_states, num_scheduled_tokens)
-            unfinished |= pending  # empty where the last rows of its prompt were computed
+            unfinished |= pending  # empty after the last rows of its prompt
         pending.clear()
         pending.update(unfinished)
         return logprobs
@@ -37,11 +36,11 @@ def _telling_whose_rows(original: Any) -> Any:
 
 @contextmanager
 def _rows_of(manager: Any, request: Any) -> Iterator[None]:
-    """Within it all rows that the head is given are one request's."""
+    """Map all rows of the head to one request."""
     from vllm.lora.layers import LoRAMapping
 
     lora, of_step = request.lora_request, manager._last_mapping
-    numbers = (lora.lora_int_id if lora else 0,)  # one number stands for all rows
+    numbers = (lora.lora_int_id if lora else 0,)  # one number for all rows
     manager.set_adapter_mapping(LoRAMapping(of_step.index_mapping, numbers, is_prefill=True))
     yield
     manager.set_adapter_mapping(of_step)

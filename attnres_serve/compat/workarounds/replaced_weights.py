@@ -1,13 +1,13 @@
-"""Weights that take the place of others in a running engine: what happens in its workers.
+"""Replacing weights in a running engine: the part in its workers.
 
-vLLM 0.32 packs experts for its kernel on a CPU when they are first loaded, and writes later ones
-unpacked into the packed place.  A tied head keeps the packed copy of the first embedding.  Answers
-are wrong then, without a word, and after a reload that fails half-way weights have no values.  So
-AttnRes models are loaded anew as a whole (``compat.renewal``), after all was validated.
+On a CPU, vLLM 0.32 packs experts for its kernel at the first load, and writes later weights
+unpacked into the packed tensor.  A tied head keeps the packed copy of the first embedding.  Answers
+are then silently wrong, and after a failed reload some weights have no values.  So AttnRes models
+are loaded anew as a whole (``compat.renewal``), after all tensors were validated.
 
-A worker answers with what is wrong and never raises: of several workers that raise, vLLM reads one.
+A worker returns problems and never raises: if several workers raise, vLLM reads only one.
 
-This can go with a vLLM whose ``reload_weights`` is exact for all models on a CPU.
+Remove this with a vLLM whose ``reload_weights`` is exact for all models on a CPU.
 """
 
 from typing import Any
@@ -21,13 +21,11 @@ START, START_DRAFT = "start_weight_update", "start_draft_weight_update"
 INIT, SHUTDOWN = "init_weight_transfer_engine", "shutdown_weight_transfer_engine"
 PIECE = "update_weights"
 STEPS = (INIT, SHUTDOWN, START, START_DRAFT, PIECE, FINISH)
-FORMATS = ("auto", "safetensors", "dummy")  # of --load-format, with which a start was tried
+FORMATS = ("auto", "safetensors", "dummy")  # tried values of --load-format
 QUANTIZED = (None, "compressed-tensors")
-SINCE = (0, 32)  # the first vLLM with which this was tried
-FROM_ENGINE = (
-    "attn_res_asked"  # an argument for workers: it comes from here, and the cache is empty
-)
-FILE = "attn_res_file"  # the same: a file of tensors
+SINCE = (0, 32)  # the first vLLM that was tried
+FROM_ENGINE = "attn_res_asked"  # an argument for workers: our engine calls, with an empty cache
+FILE = "attn_res_file"  # an argument for workers: a file of tensors
 BACKEND = "shared_memory"
 WAY = "start a new engine with the new weights."
 
@@ -48,7 +46,7 @@ def fixed(vllm_config: Any) -> str | None:
 
 
 def problem(vllm_config: Any) -> str | None:
-    """Why weights cannot be replaced in an engine, in one sentence; None where they can."""
+    """The reason why weights cannot be replaced in an engine, in one sentence; None if they can."""
     load_format = vllm_config.load_config.load_format
     quantized = vllm_config.model_config.quantization
     reasons = {
@@ -62,7 +60,7 @@ def problem(vllm_config: Any) -> str | None:
 
 
 def check_start(vllm_config: Any) -> None:
-    """Raise SettingError for an engine that would receive weights in a way that was not tried."""
+    """Raise SettingError for an engine that would receive weights in an untried way."""
     transfer = getattr(vllm_config, "weight_transfer_config", None)
     if transfer is None:
         return
@@ -76,7 +74,7 @@ def check_start(vllm_config: Any) -> None:
 
 
 def offer() -> None:
-    """Let vLLM make our way of receiving weights (idempotent)."""
+    """Register our way of receiving weights in vLLM (idempotent)."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if BACKEND not in WeightTransferEngineFactory._registry:
@@ -86,7 +84,7 @@ def offer() -> None:
 
 
 def _reloading(original: Any) -> Any:
-    """Have a worker of an AttnRes model validate all weights first, and load them as a whole."""
+    """Validate all weights of AttnRes models first, and load them as a whole."""
 
     def reload_weights(
         self,
@@ -130,7 +128,7 @@ def _reloading(original: Any) -> Any:
 
 
 def _stepping(original: Any) -> Any:
-    """Have a worker of an AttnRes model answer what is wrong with a step of an update."""
+    """Return the problem of a step of an update, for AttnRes models."""
     name = original.__name__
 
     def step(self, *args, **kwargs):
@@ -140,7 +138,7 @@ def _stepping(original: Any) -> Any:
 
         def go() -> None:
             if name not in (PIECE, FINISH):
-                _discard(self)  # what was begun and given up
+                _discard(self)  # an update that was begun and abandoned
             try:
                 original(self, *args, **kwargs)
                 if name in (START, START_DRAFT):
@@ -158,7 +156,7 @@ def _stepping(original: Any) -> Any:
 
 
 def _discard(worker: Any) -> None:
-    """End the update of a worker, if there is one, and free what it has kept."""
+    """End the update of a worker, if any, and free its tensors."""
     worker._weight_update_active = False
     if (engine := worker.weight_transfer_engine) is not None:
         engine.update = None
@@ -166,7 +164,7 @@ def _discard(worker: Any) -> None:
 
 
 def _answer(worker: Any, call: Any) -> dict[str, Any]:
-    """What a call of a worker's comes to: what is wrong, and whose weights are not whole."""
+    """The result of a worker's call: the problem, and the models whose weights are not whole."""
     problem = None
     try:
         with engine_config.current(worker.vllm_config):

@@ -1,9 +1,9 @@
-"""Calls of an engine that replace its weights: what happens before workers are asked, and after.
+"""Replacing weights in a running engine: the part before and after the calls of workers.
 
-vLLM 0.32 empties the prefix cache in ``/pause`` and ``sleep`` alone, so that a prompt may be
-answered by what old weights computed.  A worker cannot reach that cache.  Here it is emptied before
-every call that changes weights, no request may run beside one, and an engine whose weights are not
-whole serves nothing.
+vLLM 0.32 empties the prefix cache only in ``/pause`` and ``sleep``, so prompts may be answered from
+a cache of old weights.  A worker cannot reach that cache.  Here it is emptied before every call
+that changes weights, no request may run during one, and an engine whose weights are not whole
+serves nothing.
 """
 
 import asyncio
@@ -32,24 +32,24 @@ from attnres_serve.compat.workarounds.replaced_weights import (
 )
 from attnres_serve.errors import SettingError, first_line
 
-# Methods of vLLM's workers that change weights in another way.
+# Other methods of vLLM's workers that change weights.
 OTHERS = ("load_model", "reset_weights", "update_config")
-EDITS = "edits"  # what may be another one in each worker, beside weights of TARGET and DRAFT
-TRACE = "attn_res_trace"  # runs the model, as a request does
+EDITS = "edits"  # may differ between workers, like the weights of TARGET and DRAFT
+TRACE = "attn_res_trace"  # runs the model like a request
 CHANGING = (RELOAD, FINISH)
 _ARGUMENTS = ("weights_iterator", "weights_path", "is_checkpoint_format", "is_partial")  # of RELOAD
 BUSY = (
     "weights cannot be replaced while requests run, which would be answered by both; wait for "
     "them, abort them, or pause them."
 )
-# Of an engine: why TARGET, DRAFT or EDITS are not whole; the step that began an update; when they
-# were last changed; what has one call come after the other.
+# Attributes of an engine: the problems of TARGET, DRAFT or EDITS; the step that began an update;
+# the time of the last change; the lock that serialises calls.
 _PROBLEMS, _STARTED = "attn_res_weights_problems", "attn_res_weights_started"
 CHANGED, _TURN = "attn_res_weights_changed", "attn_res_weights_turn"
 
 
 class OrderError(SettingError):
-    """A step of an update comes when it cannot."""
+    """A step of an update came at the wrong time."""
 
 
 class NotWholeError(SettingError):
@@ -104,16 +104,16 @@ def _asking_async(original: Any) -> Any:
 
 
 def turn(engine: Any) -> asyncio.Lock:
-    """What a call holds until it has ended, so that no other comes between its parts."""
+    """The lock that a call holds, so that no other runs between its parts."""
     lock: asyncio.Lock = vars(engine).setdefault(_TURN, asyncio.Lock())
     return lock
 
 
 @asynccontextmanager
 async def still(engine: Any) -> AsyncIterator[None]:
-    """No request runs within, and none afterwards on weights that are not whole.
+    """A context without running requests; afterwards none run on weights that are not whole.
 
-    Requests that are paused begin again, and keep nothing of the old weights.
+    Paused requests restart, and keep nothing of the old weights.
     """
     is_paused = await engine.is_paused()
     if not is_paused:
@@ -134,7 +134,7 @@ async def still(engine: Any) -> AsyncIterator[None]:
 
 @contextmanager
 def _known(engine: Any) -> Iterator[None]:
-    """Where workers do not answer, what their weights are is unknown."""
+    """Record that weights are unknown if workers do not answer."""
     try:
         yield
     except BaseException as error:
@@ -145,10 +145,10 @@ def _known(engine: Any) -> Iterator[None]:
 
 
 def _is_ours(engine: Any, method: Any) -> bool:
-    """Whether a call replaces the weights of an AttnRes model, or is a step on the way.
+    """Whether a call replaces the weights of an AttnRes model, or is a step of that.
 
     Raises:
-        SettingError: it would leave an engine with other weights than it says.
+        SettingError: the engine would have other weights than it reports.
     """
     if not engine_config.has_attn_res(engine.vllm_config):
         return False
@@ -169,7 +169,7 @@ def _is_ours(engine: Any, method: Any) -> bool:
 
 
 def _check_order(engine: Any, method: str) -> None:
-    """Raise OrderError for a step that cannot come now.  A new start discards what was begun."""
+    """Raise OrderError for a step at the wrong time.  A new start discards an earlier one."""
     is_started = getattr(engine, _STARTED, None) is not None
     if method in (PIECE, FINISH) and not is_started:
         raise OrderError(f"{method} is for an update that was started; call {START} first.")
@@ -184,7 +184,7 @@ def _check_order(engine: Any, method: str) -> None:
 def _worker_arguments(
     engine: Any, method: str, args: Any, kwargs: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """The arguments that workers get.  Tensors go to other processes in a file."""
+    """The arguments for workers.  Tensors go to other processes in a file."""
     kwargs = dict(kwargs or {})
     if method == PIECE and any(isinstance(one, list) for one in (*args, *kwargs.values())):
         raise SettingError(
@@ -214,39 +214,39 @@ def _require_idle(engine: Any) -> None:
 
 
 def _require_empty(is_empty: bool) -> None:
-    """Raise SettingError where the prefix cache could not be emptied, as a request still has it.
+    """Raise OrderError if the prefix cache could not be emptied, because a request uses it.
 
-    It is emptied first: what comes while weights are replaced is computed with the new ones.
+    It is emptied first, so that requests during the update are computed with the new weights.
     """
     if not is_empty:
         raise OrderError(BUSY)
 
 
 def _is_update_over(method: str, answers: list[dict[str, Any]]) -> bool:
-    """Whether a step was refused, so that the update ends in workers that took it, too."""
+    """Whether a step was refused, so that the update must end in all workers."""
     return method in STEPS and any(answer["problem"] for answer in answers)
 
 
 def _read(engine: Any, method: str, answers: list[dict[str, Any]]) -> list[None]:
-    """What workers answered.
+    """Process the workers' answers.
 
     Raises:
-        SettingError: with what one of them found to be wrong.
+        SettingError: the problem of one of them.
     """
     problem = next((answer["problem"] for answer in answers if answer["problem"]), None)
     replaced = DRAFT if getattr(engine, _STARTED, None) == START_DRAFT else TARGET
     if method in (START, START_DRAFT) and problem is None:
         setattr(engine, _STARTED, method)
-    elif method != PIECE or problem is not None:  # whatever is refused ends an update
+    elif method != PIECE or problem is not None:  # a refusal ends an update
         setattr(engine, _STARTED, None)
     broken = {what for answer in answers for what in answer["broken"]}
     if method in CHANGING and len({answer["problem"] is None for answer in answers}) > 1:
-        broken.add(replaced)  # some are new
+        broken.add(replaced)  # only some workers have new weights
     before = getattr(engine, _PROBLEMS, {})
     if problem is not None:
         setattr(engine, _PROBLEMS, before | dict.fromkeys(broken, problem))
         raise (NotWholeError if broken else SettingError)(problem)
-    if method in CHANGING:  # a draft is replaced with the target where it is a head of it
+    if method in CHANGING:  # a draft head is replaced with its target
         mended = {replaced, DRAFT} - broken
         left = {what: why for what, why in before.items() if what not in mended}
         setattr(engine, _PROBLEMS, left)
@@ -255,13 +255,13 @@ def _read(engine: Any, method: str, answers: list[dict[str, Any]]) -> list[None]
 
 
 def set_problem(engine: Any, what: str, why: str | None) -> None:
-    """Say why TARGET, DRAFT or EDITS are not whole; None where they are."""
+    """Record why TARGET, DRAFT or EDITS are not whole; None if they are."""
     others = {one: reason for one, reason in getattr(engine, _PROBLEMS, {}).items() if one != what}
     setattr(engine, _PROBLEMS, others if why is None else others | {what: why})
 
 
 def why_not_whole(engine: Any) -> str | None:
-    """Why an engine serves nothing, in one sentence; None where its weights are whole."""
+    """The reason why an engine serves nothing, in one sentence; None if its weights are whole."""
     for what, why in getattr(engine, _PROBLEMS, {}).items():
         if what == EDITS:
             return (
@@ -283,9 +283,9 @@ def check_whole(engine: Any) -> None:
 
 
 def _checking(original: Any) -> Any:
-    """Look at the weights before a request is taken, and again where it goes to the engine.
+    """Check the weights when a request arrives, and again when it goes to the engine.
 
-    An update may have failed since it came.
+    An update may have failed in between.
     """
 
     def checked(self, *args, **kwargs):
@@ -329,7 +329,7 @@ def _sleeping_async(original: Any) -> Any:
 
 
 def _check_sleep(engine: Any, level: int) -> None:
-    """Raise SettingError for a sleep that frees nothing, or that discards the weights."""
+    """Raise SettingError for a sleep that frees nothing, or discards the weights."""
     if level < 1 or not engine_config.has_attn_res(engine.vllm_config):
         return
     if device.is_cpu():

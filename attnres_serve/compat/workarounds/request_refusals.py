@@ -8,9 +8,9 @@ from attnres_serve.compat.patch import Patch
 
 
 def refuse_by(client, problem: Callable[[Any], str | None]) -> None:
-    """Have an engine refuse requests about which ``problem`` has a sentence.
+    """Refuse requests for which ``problem`` returns a sentence.
 
-    They are asked when given their id: whole, and not yet queued.
+    The check runs when a request gets its id: it is complete, but not queued.
     """
 
     def make(assign: Callable) -> Callable:
@@ -26,7 +26,7 @@ def refuse_by(client, problem: Callable[[Any], str | None]) -> None:
 
 
 def refusal(sentence: str) -> Exception:
-    """The error that clients get as a 400; its ``param`` is the first field in backticks."""
+    """An error with status 400 for clients; its ``param`` is the first field in backticks."""
     from vllm.exceptions import VLLMValidationError
 
     field = re.search(r"`([\w.]+)`", sentence)

@@ -1,6 +1,6 @@
-"""Errors within a stream of ``/v1/responses``, at which vLLM 0.32 cuts the connection.
+"""Errors within a stream of ``/v1/responses``, on which vLLM 0.32 closes the connection.
 
-Its other routes stream an event that says what is wrong.
+Its other routes stream an event with the error.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from attnres_serve.compat.patch import Patch
 
 
 def _streaming_refusals(original: Any) -> Any:
-    """Have such a stream end by OpenAI's event of the type ``error``."""
+    """End such a stream with OpenAI's event of the type ``error``."""
 
     async def responses_stream_generator(self, *rest, **options):
         from openai.types.responses import ResponseErrorEvent

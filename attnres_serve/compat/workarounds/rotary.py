@@ -1,10 +1,10 @@
-"""Rotary embeddings on CPU for queries with a dimension of their own for heads.
+"""Rotary embeddings on CPU for queries with a separate dimension for heads.
 
-vLLM 0.28 to 0.33: ``RotaryEmbedding.forward_cpu`` calls an operator that takes the last dimension
-of a query for all heads together.  Latent attention (DeepSeek-V2, Moonlight, GLM-4-MoE-Lite) and
-LFM2 give it ``[tokens, heads, head size]``: the operator rotates one head a token, and the wrong
-one, and the model's answers are wrong.  This happens in eager mode without yarn; compiled models
-and yarn have code of their own.
+vLLM 0.28 to 0.33: ``RotaryEmbedding.forward_cpu`` calls an operator that treats the last dimension
+of a query as all heads together.  Latent attention (DeepSeek-V2, Moonlight, GLM-4-MoE-Lite) and
+LFM2 pass ``[tokens, heads, head size]``: the operator rotates only one head per token, and the
+wrong one, so the model's answers are wrong.  This happens in eager mode without yarn; compiled
+models and yarn use other code.
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ from attnres_serve.compat.patch import Patch
 
 
 def _every_head(by_operator: Any) -> Any:
-    """Let vLLM's own torch code rotate the tensors that its operator misreads.
+    """Rotate the tensors that the operator misreads with vLLM's torch code.
 
-    All other calls go to the operator as before.  To be applied before a model is built: a layer
-    binds the method when it is made.
+    All other calls go to the operator.  Apply this before a model is built, because layers bind the
+    method when they are made.
     """
 
     def forward_cpu(self, positions, query, key=None):
-        flat = positions.dim() + 1  # the shape of the positions, and one dimension for all heads
+        flat = positions.dim() + 1  # dimensions of the positions, and one for all heads
         if query.dim() == flat and (key is None or key.dim() == flat):
             return by_operator(self, positions, query, key)
         return self.forward_native(positions, query, key)

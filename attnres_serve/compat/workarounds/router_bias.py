@@ -1,7 +1,7 @@
 """The correction bias of softmax routers on CPU.
 
-vLLM 0.32: ``CPURouter`` leaves the bias out where scores are a softmax and experts have no groups,
-so that other experts are chosen than on a GPU.  Ernie 4.5 MoE is served so.
+vLLM 0.32: ``CPURouter`` ignores the bias for softmax scores and experts without groups, so it
+chooses other experts than on a GPU.  Ernie 4.5 MoE is such a model.
 """
 
 from typing import Any
@@ -10,9 +10,9 @@ from attnres_serve.compat.patch import Patch
 
 
 def _corrected(original: Any) -> Any:
-    """Let the router choose by score and bias, and weigh by score alone.
+    """Choose experts by score and bias, and weight them by score.
 
-    All other calls go to vLLM's own code as before.
+    All other calls go to vLLM's code.
     """
 
     def _compute_routing(self, hidden_states, router_logits, indices_type, *, input_ids=None):

@@ -1,8 +1,8 @@
-"""Requests without a LoRA adapter beside those of an adapter on CPU.
+"""Requests without a LoRA adapter beside requests with one, on CPU.
 
-vLLM 0.28 to 0.33: rows of a batch that have no adapter have the number -1.  A GPU's kernels leave
-them out; the CPU's functions read the last adapter by it, and answer for that one.
-This can go with a vLLM whose functions leave such rows as they are.
+vLLM 0.28 to 0.33: rows without an adapter have the number -1.  GPU kernels skip them; the CPU
+functions read it as the last adapter, and apply that one.
+Remove this with a vLLM whose functions skip such rows.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from attnres_serve.compat.patch import Patch
 
 
 def _leaving_rows(original: Any) -> Any:
-    """Let a function that adds an adapter's part add nothing to such rows."""
+    """Add nothing to rows without an adapter."""
 
     def expand(inputs, weights, output, numbers, *more, **options):
         """``inputs``: ``[rows, rank]``; ``numbers``: of adapters, ``[rows]``, or of one for all."""
@@ -25,7 +25,7 @@ PATCH = Patch(
     targets=(
         "vllm.lora.ops.torch_ops.lora_ops:bgmv_expand",
         "vllm.lora.ops.torch_ops.lora_ops:bgmv_expand_slice",
-        # This module has names of its own for them.
+        # This module imports them under its names.
         "vllm.lora.punica_wrapper.punica_cpu:bgmv_expand",
         "vllm.lora.punica_wrapper.punica_cpu:bgmv_expand_slice",
     ),

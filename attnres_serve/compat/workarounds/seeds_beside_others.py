@@ -1,7 +1,7 @@
 """Requests with a ``seed`` beside requests without one, on CPU.
 
-vLLM 0.28: the sampler leaves every seed out where one request of a batch has none.
-This can go with the support of vLLM 0.28.
+vLLM 0.28: the sampler ignores all seeds if one request of a batch has none.
+Remove this with the support for vLLM 0.28.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from attnres_serve.compat.patch import Patch
 
 
 def _keeping_seeds(original: Any) -> Any:
-    """Sample by vLLM's function for any device where a request has a seed."""
+    """Use vLLM's sampling function for all devices if a request has a seed."""
 
     def __call__(self, logits, generators, k, p):
         if generators:
@@ -21,7 +21,7 @@ def _keeping_seeds(original: Any) -> Any:
 
 
 PATCH = Patch(
-    # A sampler is there before a model is, and has kept its own ``forward``.
+    # A sampler is made before the model, and has already bound ``forward``.
     targets=("vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.__call__",),
     make=_keeping_seeds,
     why="seeds were left out beside requests without one",

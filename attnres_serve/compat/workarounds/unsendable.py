@@ -1,7 +1,7 @@
 """Requests that vLLM cannot send to its engine.
 
-It learns so when they count as running already: the client gets a 500, and the request stays behind
-among those that run.
+vLLM notices this only after it counts them as running: the client gets a 500, and the request
+stays among the running ones.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from attnres_serve.compat.workarounds.request_refusals import refuse_by
 
 
 def refuse_unsendable(client) -> None:
-    """Have an engine refuse requests that it cannot be sent."""
+    """Refuse requests that cannot be sent to an engine."""
     refuse_by(client, problem)
 
 
@@ -18,11 +18,11 @@ def problem(request) -> str | None:
     """Error sentence for the first part of a request that has no encoding; None if all have one.
 
     Args:
-        request: as vLLM's input processor makes it.
+        request: from vLLM's input processor.
     """
     sampling = request.sampling_params
     parts: dict[str, Any] = {"`priority`": request.priority}
-    if sampling is not None:  # parameters of a plugin of vLLM's, of any JSON
+    if sampling is not None:  # parameters for a vLLM plugin, any JSON
         parts["`vllm_xargs` or `kv_transfer_params`"] = sampling.extra_args
     for part, value in parts.items():
         reason = _reason(value)
@@ -40,6 +40,6 @@ def _reason(value: Any) -> str | None:
         return "has an integer of more than 64 bits; send a smaller one"
     except RecursionError:
         return "is nested too deep; send it flatter"
-    except TypeError:  # an object for which vLLM has a way of its own
+    except TypeError:  # an object that vLLM encodes itself
         return None
     return None

@@ -1,15 +1,15 @@
-"""LoRA adapters of which vLLM would leave a part out without a word.
+"""LoRA adapters of which vLLM would silently skip a part.
 
-What the files of an adapter hold is checked first (``lora.files``).  vLLM 0.32 asks of its
-tensors whether the model has some layer of that last name, and nothing more.  What reaches no layer
-is left out: a layer of a number that the model does not have, one that ``--lora-target-modules``
-leaves out, one that no wrapper fits, one that is run under a second name (``shared_expert_gate`` of
-Qwen2-MoE and Qwen3-Next is their experts' ``expert_gate``).  An adapter of ``kv_b_proj`` in latent
-attention changes nothing on a CPU, and at most the prefill on a GPU, as the weight is folded into
-others when it is loaded.  Those of ``q_proj`` and ``k_proj`` in Llama 4 are added in the order of
-rows that the weights had before it was changed for vLLM's rotary embedding.
+The files of an adapter are checked first (``lora.files``).  vLLM 0.32 only checks that the model
+has some layer with a tensor's last name.  It skips tensors that reach no layer: one of a layer
+number that the model does not have, one that ``--lora-target-modules`` excludes, one without a
+fitting wrapper, one of a layer that runs under a second name (``shared_expert_gate`` of Qwen2-MoE
+and Qwen3-Next is their experts' ``expert_gate``).  An adapter of ``kv_b_proj`` in latent attention
+changes nothing on a CPU, and at most the prefill on a GPU, because the weight is folded into others
+at load.  Adapters of ``q_proj`` and ``k_proj`` in Llama 4 are added in the row order before vLLM's
+reordering for its rotary embedding.
 
-This can go with a vLLM whose ``WorkerLoRAManager._load_adapter`` raises for all of these.
+Remove this with a vLLM whose ``WorkerLoRAManager._load_adapter`` raises for all of these.
 """
 
 import re
@@ -31,9 +31,9 @@ UNAPPLIED = (
 
 
 def _requiring_whole(original: Any) -> Any:
-    """Have an AttnRes model refuse an adapter that it cannot take whole.
+    """Refuse an adapter that an AttnRes model cannot apply whole.
 
-    The models of vLLM's own in this process take what they took before.
+    Other models in this process are not affected.
     """
     from vllm.lora.utils import get_adapter_absolute_path
 
@@ -48,7 +48,7 @@ def _requiring_whole(original: Any) -> Any:
     def whole(self, lora_request, folder, base):
         manager = self._adapter_manager
         reason, adapter = None, None
-        if folder.is_dir():  # vLLM says what is not there
+        if folder.is_dir():  # vLLM reports a missing one
             reason = files.problem(folder, _described(self, base.needed))
         if reason is None:
             try:
@@ -65,7 +65,7 @@ def _requiring_whole(original: Any) -> Any:
 
 
 def _in_one_sentence(reason: str) -> str:
-    """What vLLM says of an adapter that it does not load, as the end of a sentence."""
+    """vLLM's error about an adapter, as the end of a sentence."""
     unexpected = re.search(r"but received \['([^']+)'", reason)
     if unexpected:
         return UNAPPLIED.format(unexpected[1])
@@ -75,7 +75,7 @@ def _in_one_sentence(reason: str) -> str:
 
 
 def _described(worker: Any, needed: Mapping[str, files.Shape]) -> files.Model:
-    """What a worker of vLLM's knows of its model; adapters may use vLLM's names of layers."""
+    """The facts about a worker's model; adapters may use vLLM's names of layers."""
     model, config = worker._adapter_manager.model, worker.lora_config
     by_vllm = _by_names_of_vllm(model, needed)
     return files.Model(
@@ -87,10 +87,10 @@ def _described(worker: Any, needed: Mapping[str, files.Shape]) -> files.Model:
 
 
 def _has_table(model: Any, leaf: str, table: Any) -> bool:
-    """Whether a table equals the rows of it that this worker has, as they are served."""
+    """Whether a table equals the served rows of this worker."""
     import torch
 
-    # A tied head is the embedding under a second name.
+    # A tied head is the embedding under another name.
     every = model.named_modules(remove_duplicate=False)
     wrapped = next((module for name, module in every if name.rpartition(".")[2] == leaf), None)
     layer = getattr(wrapped, "base_layer", wrapped)
@@ -104,11 +104,11 @@ def _has_table(model: Any, leaf: str, table: Any) -> bool:
 
 
 def problem(layers: Collection[str], manager: Any, reordered: tuple[str, ...] = ()) -> str | None:
-    """Why a model cannot take an adapter whole, as the end of a sentence; None where it can.
+    """The reason why a model cannot apply an adapter whole, as the end of a sentence; or None.
 
     Args:
-        layers: that it changes, by vLLM's names.
-        manager: vLLM's ``LoRAModelManager``, which has the layers that take adapters.
+        layers: the layers that it changes, by vLLM's names.
+        manager: vLLM's ``LoRAModelManager``, which has the layers with adapters.
         reordered: layers of the model, see ``Family.reordered``.
     """
     read, altered = _read(manager), _altered(manager.model, reordered)
@@ -126,18 +126,18 @@ def problem(layers: Collection[str], manager: Any, reordered: tuple[str, ...] = 
 
 
 def _by_names_of_vllm(model: Any, needed: Mapping[str, files.Shape]) -> dict[str, files.Shape]:
-    """Shapes of weights by the names of vLLM's layers, before any are fused."""
+    """Shapes of weights by vLLM's names, before fusing."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is None:
         rename = str
-    else:  # an older mapper renames by itself
+    else:  # an older mapper renames itself
         rename = getattr(mapper, "get_rename_mapper", lambda: mapper)()._map_name
     stems = {name.removesuffix(".weight"): shape for name, shape in needed.items()}
     return {rename(stem): shape for stem, shape in stems.items()}
 
 
 def _read(manager: Any) -> set[str]:
-    """Names of the layers that take adapters, and of those that vLLM fuses them of."""
+    """Names of the layers with adapters, and of the layers fused into them."""
     from vllm.lora.layers import BaseLayerWithLoRA
 
     held = {
@@ -146,7 +146,7 @@ def _read(manager: Any) -> set[str]:
         if not isinstance(module, BaseLayerWithLoRA)
         for child in module.children()
     }
-    # A layer that a module still has without its wrapper runs without the adapter.
+    # A layer that a module still holds without its wrapper runs without the adapter.
     whole = [name for name, layer in manager.modules.items() if id(layer.base_layer) not in held]
     return {*whole}.union(*(manager.packed_modules.get(name, ()) for name in whole))
 
@@ -156,7 +156,7 @@ def _is_read(name: str, read: Collection[str]) -> bool:
 
 
 def _altered(model: Any, reordered: tuple[str, ...]) -> dict[str, str]:
-    """What vLLM does to the weights of a model that are not run as they are stored, by layers."""
+    """vLLM's changes of weights at load, by layer."""
     classes = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
     altered = dict.fromkeys(reordered, "gives another order of rows")
     if "MLAAttention" in classes:

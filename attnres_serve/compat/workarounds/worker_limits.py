@@ -1,14 +1,13 @@
-"""Requests that raise inside a worker of vLLM's second model runner, and so end the engine."""
+"""Requests that raise in a worker of vLLM's second model runner, which ends the engine."""
 
 from attnres_serve.compat.workarounds.request_refusals import refuse_by
 
 
 def refuse_beyond_workers(client) -> None:
-    """Have an engine refuse requests that its workers would raise at, which would end it.
+    """Refuse requests that exceed the buffers of workers.
 
-    vLLM's second model runner has room for so many tokens of a kind and keeps counts in 32 bits,
-    and nothing before it looks.  A request that is given its id is whole: what it stops at and its
-    bad words are tokens.
+    vLLM's second model runner has buffers of fixed sizes and 32-bit counts, and nothing checks
+    them.  When a request gets its id it is complete: its stop tokens and bad words are token ids.
     """
     if not client.vllm_config.use_v2_model_runner:
         return
@@ -23,7 +22,7 @@ def _room_of_workers() -> dict[str, int]:
     from vllm import envs
     from vllm.v1.worker.gpu.sample import bad_words, logit_bias
 
-    fixed = getattr(bad_words, "MAX_BAD_WORDS_TOTAL_TOKENS", 1024)  # before there was a variable
+    fixed = getattr(bad_words, "MAX_BAD_WORDS_TOTAL_TOKENS", 1024)  # before the variable existed
     return {
         "ids in `allowed_token_ids`": logit_bias.MAX_NUM_ALLOWED_TOKEN_IDS,
         "ids in `logit_bias`": logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS,
@@ -34,7 +33,7 @@ def _room_of_workers() -> dict[str, int]:
 
 
 def beyond_workers(sampling, room: dict[str, int]) -> str | None:
-    """What of a request's ``SamplingParams`` workers have no room for, in a sentence."""
+    """Error sentence for the first parameter that exceeds a worker's buffers; None if all fit."""
     counts = (
         len(sampling.allowed_token_ids or ()),
         len(sampling.logit_bias or ()),

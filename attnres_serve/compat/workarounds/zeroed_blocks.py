@@ -1,8 +1,8 @@
-"""New blocks of the KV cache of hybrid models on CPU, which vLLM fills with zeros.
+"""Zeroing new blocks of the KV cache of hybrid models on CPU.
 
-vLLM 0.32 and 0.33: the runner takes a block's number for that of a block of the attention kernel.
-Where a block is split into several of those, as a hybrid model's is for latent attention, another
-block is zeroed, which may hold the state of a sequence that is being decoded.
+vLLM 0.32 and 0.33: the runner uses a block's number as the number of a kernel block.  If a block is
+split into several kernel blocks, as in hybrid models with latent attention, it zeroes another
+block, which may hold the state of a running sequence.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from attnres_serve.compat.patch import Patch
 
 
 def _zero_block_ids(self: Any, block_ids: list[int]) -> None:
-    """Zero all the kernel's blocks that a new block has."""
+    """Zero all kernel blocks of the new blocks."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     layers = self.compilation_config.static_forward_context
