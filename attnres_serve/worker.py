@@ -29,7 +29,7 @@ class WorkerExtension:
     def attn_res_untraceable(self) -> str | None:
         """The reason why this worker has no traces, in one sentence; None if it has."""
         try:
-            return replay.untraceable(self)
+            return replay.trace_problem(self)
         except Exception:  # an untested vLLM may have another attention
             host.logger().exception("AttnRes: traces are off")
             return "there are no traces on this server; its log says why."

@@ -9,7 +9,7 @@ from attnres_serve.compat import decoder, engine_config
 NULL_BLOCKS = 1  # vLLM's block 0 is unused
 
 
-def untraceable(worker) -> str | None:
+def trace_problem(worker) -> str | None:
     """The reason why ``replay`` would differ from serving, in one sentence, or None."""
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 

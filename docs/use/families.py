@@ -44,7 +44,7 @@ HEAD = """\
 |---|---|---|
 """
 NAMES = """
-These backbones are served. In the [house format](formats.md#house-format) each has its own
+These model families are served. In the [house format](formats.md#house-format) each has its own
 `model_type` and architecture. The other keys of config.json and the names of the tensors are those
 of the Hugging Face model type, which is what follows `attnres_` ({others}).
 For FLA's classes, see [formats](formats.md#flash-linear-attention). You can

@@ -43,7 +43,7 @@ class AttnResInfo(BaseModel):
 
     version: str = Field(description="version of attnres-serve")
     format: str | None = Field(description="checkpoint format that was recognised")
-    backbone: str | None = Field(description="base family whose decoder is used")
+    backbone: str | None = Field(description="model family whose decoder is used")
     blocks: int = Field(description="blocks of sublayers; 0 with standard residuals")
     block_starts: list[int] = Field(description="first sublayer of every block")
     sites: int = Field(description="places where sources are mixed, the final one included")

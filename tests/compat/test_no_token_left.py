@@ -61,7 +61,7 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("said", CONTRADICTIONS)
 def test_what_a_request_shows_is_refused(said: str) -> None:
-    found = no_token_left.contradiction(params(**CONTRADICTIONS[said]), ROWS)
+    found = no_token_left.problem(params(**CONTRADICTIONS[said]), ROWS)
     assert found is not None and found.startswith(said) and found.endswith("fields out.")
 
 
@@ -79,8 +79,8 @@ POSSIBLE = (
 
 @pytest.mark.parametrize("asked", POSSIBLE, ids=str)
 def test_what_leaves_a_token_is_not_refused(asked: dict[str, Any]) -> None:
-    assert no_token_left.contradiction(params(**asked), ROWS) is None
-    assert no_token_left.contradiction(None, ROWS) is None
+    assert no_token_left.problem(params(**asked), ROWS) is None
+    assert no_token_left.problem(None, ROWS) is None
 
 
 class Grammar:

@@ -72,7 +72,7 @@ def test_every_format_algorithm_and_backend(golden, algorithm, backend, chunk):
     model = oracle.load(GOLDENS / golden)
     (ids,) = fresh_prompts((LENGTH,))
     worker = worker_of(GOLDENS / golden, algorithm, backend, chunk)
-    assert replays.untraceable(worker) is None
+    assert replays.trace_problem(worker) is None
     for edits in ([], possible(model, LENGTH)):
         found = check_replay(worker, model, ids, edits)
         check_lens(found.lens, lens(model, ids, edits), ids)
@@ -251,7 +251,7 @@ def test_models_without_replays_are_refused(part, values, said):
     whole = worker.vllm_config
     for key, value in values.items():
         object.__setattr__(getattr(whole, part) if part else whole, key, value)
-    assert said in (replays.untraceable(worker) or "")
+    assert said in (replays.trace_problem(worker) or "")
 
 
 class Stage:

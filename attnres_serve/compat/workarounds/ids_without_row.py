@@ -16,10 +16,10 @@ from attnres_serve.compat.workarounds.request_refusals import refusal, refuse_by
 def refuse_ids_without_row(client) -> None:
     """Refuse requests with such ids."""
     rows = client.vllm_config.model_config.get_vocab_size()
-    refuse_by(client, lambda request: without_row(request, rows))
+    refuse_by(client, lambda request: problem(request, rows))
 
 
-def without_row(request, rows: int) -> str | None:
+def problem(request, rows: int) -> str | None:
     """Error sentence for the first id of a request without a row; None if all have one.
 
     Args:
@@ -34,8 +34,8 @@ def without_row(request, rows: int) -> str | None:
         if sampling.min_tokens:
             parts["what ends an answer, beside `min_tokens`"] = sampling.all_stop_token_ids
     for part, ids in parts.items():
-        if problem := _outside(ids, part, rows):
-            return problem
+        if sentence := _outside(ids, part, rows):
+            return sentence
     return None
 
 
@@ -50,8 +50,8 @@ def name_the_field(client) -> None:
     def require_known(ids: Iterable[int], part: str) -> None:
         if renderer.tokenizer is not None:
             rows_of_both = max(rows, renderer.tokenizer.max_token_id + 1)
-            if problem := _outside(ids, part, rows_of_both):
-                raise refusal(problem)
+            if sentence := _outside(ids, part, rows_of_both):
+                raise refusal(sentence)
 
     def validate_token_ids(token_ids, *, parameter=None) -> None:
         require_known(token_ids, f"`{parameter or 'prompt'}`")

@@ -25,10 +25,10 @@ ADVICE = "permit more tokens, or leave one of these fields out"
 def refuse_contradictions(client) -> None:
     """Refuse requests that forbid every first token."""
     rows = client.vllm_config.model_config.get_vocab_size()
-    refuse_by(client, lambda request: contradiction(request.sampling_params, rows))
+    refuse_by(client, lambda request: problem(request.sampling_params, rows))
 
 
-def contradiction(sampling, rows: int) -> str | None:
+def problem(sampling, rows: int) -> str | None:
     """Error sentence for a request that forbids every first token; None if one is left.
 
     Args:

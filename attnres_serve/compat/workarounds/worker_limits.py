@@ -14,7 +14,7 @@ def refuse_beyond_workers(client) -> None:
     room = _room_of_workers()
     refuse_by(
         client,
-        lambda request: request.sampling_params and beyond_workers(request.sampling_params, room),
+        lambda request: request.sampling_params and problem(request.sampling_params, room),
     )
 
 
@@ -32,7 +32,7 @@ def _room_of_workers() -> dict[str, int]:
     }
 
 
-def beyond_workers(sampling, room: dict[str, int]) -> str | None:
+def problem(sampling, room: dict[str, int]) -> str | None:
     """Error sentence for the first parameter that exceeds a worker's buffers; None if all fit."""
     counts = (
         len(sampling.allowed_token_ids or ()),
