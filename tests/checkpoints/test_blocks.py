@@ -30,7 +30,7 @@ def check(folder, base: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "words", "said"),
+    ("base", "words", "message"),
     [
         ("llama", "--block-size 16", r"^--block-size is 16; vLLM's attention on CPU takes "
          r"multiples of 32, such as 32 or 128, the default\.$"),
@@ -49,8 +49,8 @@ def check(folder, base: str, words: str) -> None:
         ("qwen3_next", "--num-gpu-blocks-override 1", "at least 2, for a sequence and one"),
     ],
 )  # fmt: skip
-def test_blocks_that_hold_no_context_are_refused(base, words, said, tmp_path) -> None:
-    with pytest.raises(SettingError, match=said):
+def test_blocks_that_hold_no_context_are_refused(base, words, message, tmp_path) -> None:
+    with pytest.raises(SettingError, match=message):
         check(tmp_path, base, words)
 
 
@@ -96,8 +96,8 @@ def test_a_cache_holds_a_context_in_whole_blocks_and_one_more(
     size = (CONTEXT + blocks.USUAL) * token + more
     words = ["--dtype", "float32", "--kv-cache-memory-bytes", str(size)]
     if is_enough:
-        found = cache.of("m", parsed, of_server(words))
-        assert found is not None and found.size == size
+        result = cache.of("m", parsed, of_server(words))
+        assert result is not None and result.size == size
     else:
         with pytest.raises(CheckpointError, match="--max-model-len 384 or less, or set VLLM_CPU_"):
             cache.of("m", parsed, of_server(words))
@@ -117,5 +117,5 @@ def test_the_step_is_that_of_the_installed_vllm(monkeypatch) -> None:
 def test_a_start_says_where_prefixes_are_not_cached(base, tmp_path) -> None:
     """On a CPU; what the engine does is in the tests of families."""
     parsed = check_folder(write_house(tmp_path, base, block_size=2)).translated("m")
-    said = facts.of_checkpoint("m", parsed, None).get("prefixes", "")
-    assert said.startswith("not cached, as vLLM ") == (not FACTS[base].caches_prefixes)
+    message = facts.of_checkpoint("m", parsed, None).get("prefixes", "")
+    assert message.startswith("not cached, as vLLM ") == (not FACTS[base].caches_prefixes)

@@ -78,22 +78,22 @@ def test_a_few_contexts_and_at_most_a_quarter(
     left, node, words, gib, workers, tokens, monkeypatch
 ) -> None:
     has_free(monkeypatch, left, node)
-    found = of(*words.split())
-    assert found is not None and found.is_chosen
-    assert found.workers == workers
-    assert found.size == pytest.approx(gib * GIB, abs=1)
-    assert found.tokens == pytest.approx(tokens, abs=1)
-    assert found.size * workers <= left * GIB / 4
+    result = of(*words.split())
+    assert result is not None and result.is_chosen
+    assert result.workers == workers
+    assert result.size == pytest.approx(gib * GIB, abs=1)
+    assert result.tokens == pytest.approx(tokens, abs=1)
+    assert result.size * workers <= left * GIB / 4
 
 
 @pytest.mark.parametrize("base", ["mamba2", "qwen3_next"])
 def test_states_of_recurrent_layers_count(base, tmp_path) -> None:
     """They are as large for a short sequence as for a long one."""
     facts = describe(checkpoint := check_folder(write_house(tmp_path, base, block_size=1)))
-    found = cache.of("m", checkpoint.translated("m"), of_server(["--max-model-len", "64"]))
+    result = cache.of("m", checkpoint.translated("m"), of_server(["--max-model-len", "64"]))
     need = 64 * facts["kv_cache_bytes_per_token"] + facts["state_bytes_per_sequence"]
-    assert found is not None and facts["state_bytes_per_sequence"] > 0
-    assert found.tokens == found.size * 64 // need
+    assert result is not None and facts["state_bytes_per_sequence"] > 0
+    assert result.tokens == result.size * 64 // need
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_states_of_recurrent_layers_count(base, tmp_path) -> None:
 def test_what_is_said_is_told(space, words, size, monkeypatch) -> None:
     if space is not None:
         monkeypatch.setenv(cache.VARIABLE, space)
-    found = of(*words.split())
-    assert found is not None and (found.size, found.is_chosen) == (size, False)
-    assert found.tokens == size // TOKEN
+    result = of(*words.split())
+    assert result is not None and (result.size, result.is_chosen) == (size, False)
+    assert result.tokens == size // TOKEN
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_vllm_measures_is_not_told(words, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "space", "words", "said"),
+    ("left", "space", "words", "message"),
     [
         (6, None, "", r"^m with 131072 tokens of context needs 2\.0 GiB of KV cache, and a quarter "
          r"of the free memory is 1\.5 GiB; give `serve` --max-model-len 98176 or less, or set "
@@ -137,12 +137,12 @@ def test_what_vllm_measures_is_not_told(words, monkeypatch) -> None:
         (6, None, "-pp 2", r"needs 1\.0 GiB of KV cache in each worker, .* is 1\.5 GiB; "),
     ],
 )  # fmt: skip
-def test_a_cache_below_one_context_is_refused(left, space, words, said, monkeypatch) -> None:
+def test_a_cache_below_one_context_is_refused(left, space, words, message, monkeypatch) -> None:
     """vLLM would say so after the weights were loaded."""
     has_free(monkeypatch, left)
     if space:
         monkeypatch.setenv(cache.VARIABLE, space)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         of(*words.split())
 
 
@@ -154,8 +154,8 @@ def test_windows_leave_the_judgement_to_vllm(monkeypatch) -> None:
         "sliding_window": 1024,
         "layer_types": ["sliding_attention"] * 8,
     }
-    found = of(**windows)
-    assert found is not None and found.tokens < CONFIG["max_position_embeddings"]
+    result = of(**windows)
+    assert result is not None and result.tokens < CONFIG["max_position_embeddings"]
 
 
 @pytest.mark.parametrize("value", ["1GiB", "0.25", "-1", "0", "4G", "zwei", "1_000"])
@@ -166,7 +166,7 @@ def test_a_variable_that_vllm_cannot_read_is_named(value, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("space", "words", "said"),
+    ("space", "words", "message"),
     [
         ("65", "", "VLLM_CPU_KVCACHE_SPACE=65 takes 65.0 GiB of memory, and 64.0 GiB are free"),
         ("40", "-pp 2", "VLLM_CPU_KVCACHE_SPACE=40 takes 80.0 GiB of memory in 2 workers"),
@@ -177,9 +177,9 @@ def test_a_variable_that_vllm_cannot_read_is_named(value, monkeypatch) -> None:
         ),
     ],
 )
-def test_more_than_is_free_is_refused(space, words, said, monkeypatch) -> None:
+def test_more_than_is_free_is_refused(space, words, message, monkeypatch) -> None:
     monkeypatch.setenv(cache.VARIABLE, space)
-    with pytest.raises(SettingError, match=said):
+    with pytest.raises(SettingError, match=message):
         of(*words.split())
 
 
@@ -188,8 +188,8 @@ def test_serve_hands_it_to_vllm_and_check_tells_the_same(
     space, monkeypatch, capfd, tmp_path
 ) -> None:
     given: list[tuple] = []
-    told: list[dict] = []
-    monkeypatch.setattr(events, "tell", lambda _, **facts: told.append(facts))
+    reported: list[dict] = []
+    monkeypatch.setattr(events, "tell", lambda _, **facts: reported.append(facts))
     monkeypatch.setattr(openai_server, "run_server", lambda *arguments: given.append(arguments))
     if space is not None:
         monkeypatch.setenv(cache.VARIABLE, space)
@@ -202,7 +202,7 @@ def test_serve_hands_it_to_vllm_and_check_tells_the_same(
     assert cli.main(["check", folder]) == 0
     assert f"cache here    {facts['cache']}, which `serve` takes" in capfd.readouterr().out
     assert cli.main(["serve", folder, "--port", str(free_port())]) == 0
-    (shown,) = [one["facts"]["KV cache"] for one in told if "KV cache" in one.get("facts", {})]
+    (shown,) = [one["facts"]["KV cache"] for one in reported if "KV cache" in one.get("facts", {})]
     assert shown == facts["cache"]
     ((_, defaults, *_),) = given
     assert defaults.get("kv_cache_memory_bytes") == (None if space else size)

@@ -195,9 +195,9 @@ def test_the_size_of_blocks(
     """In both units, and with a note about what is seldom meant."""
     out = asked(write_house(tmp_path, **blocks))[1]
     assert f"block size    {size}" in out.splitlines()
-    found = [line for line in out.splitlines() if line.startswith("note ")]
-    assert len(found) == len(notes)
-    assert all(note in line for note, line in zip(notes, found, strict=True))
+    result = [line for line in out.splitlines() if line.startswith("note ")]
+    assert len(result) == len(notes)
+    assert all(note in line for note, line in zip(notes, result, strict=True))
 
 
 def test_blocks_of_layers_with_one_sublayer(tmp_path: Path, asked: Callable) -> None:

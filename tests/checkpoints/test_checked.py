@@ -85,11 +85,11 @@ def test_the_dtype_that_is_compiled_ahead(
     compiled: list[str],
 ) -> None:
     """Another one would cost a first start the time of two."""
-    found: list[str] = []
-    monkeypatch.setattr(launcher.library, "compile_ahead", found.append)
+    result: list[str] = []
+    monkeypatch.setattr(launcher.library, "compile_ahead", result.append)
     edit(folder, dtype=stated, torch_dtype=None)
     assert cli.main(["serve", str(folder), "--port", str(free_port()), *flags]) == 0
-    assert found == compiled
+    assert result == compiled
 
 
 def test_the_configuration_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,7 +527,7 @@ def test_git_lfs_pointers(name: str, folder: Path, refused: Callable[..., str]) 
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("__0_0.distcp", "__0_0.distcp is a shard of torch.distributed.checkpoint (FSDP)"),
         ("pytorch_model_fsdp_0", "is a folder of FSDP's"),
@@ -539,22 +539,22 @@ def test_git_lfs_pointers(name: str, folder: Path, refused: Callable[..., str]) 
     ],
 )
 def test_weights_of_other_kinds(
-    name: str, said: str, folder: Path, refused: Callable[..., str]
+    name: str, message: str, folder: Path, refused: Callable[..., str]
 ) -> None:
     (folder / WEIGHTS).unlink()
     (folder / name).write_bytes(b"")
-    assert said in refused(folder)
+    assert message in refused(folder)
 
 
 @pytest.mark.parametrize("name", ["model-q4.gguf", "Mini-K3-1H-v2-F16-00001-of-00002.gguf"])
 def test_gguf_files(name: str, folder: Path, refused: Callable[..., str]) -> None:
     """Mostly there is no config.json beside them, or the file itself is given."""
-    said = f"{name} is a GGUF file, for llama.cpp, which is not read here; give the safetensors"
+    message = f"{name} is a GGUF file, for llama.cpp, which is not read here; give the safetensors"
     (folder / name).write_bytes(b"GGUF")
-    assert said in refused(folder / name)
+    assert message in refused(folder / name)
     (folder / WEIGHTS).unlink()
     (folder / "config.json").unlink()
-    assert said in refused(folder)
+    assert message in refused(folder)
 
 
 @pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin", None])
@@ -565,9 +565,9 @@ def test_a_folder_of_an_adapter(
     (tmp_path / "adapter_config.json").write_text("{}")
     if weights:
         (tmp_path / weights).touch()
-    said = refused(tmp_path)
-    assert "adapter_config.json is of a LoRA adapter and no model; give the model that" in said
-    assert f"serve it with `--enable-lora --lora-modules NAME={tmp_path}`." in said
+    message = refused(tmp_path)
+    assert "adapter_config.json is of a LoRA adapter and no model; give the model that" in message
+    assert f"serve it with `--enable-lora --lora-modules NAME={tmp_path}`." in message
 
 
 def test_an_adapter_beside_the_weights(folder: Path, refused: Callable[..., str]) -> None:

@@ -53,23 +53,23 @@ Tensors = dict[str, torch.Tensor]
 
 def tensors_of(folder: Path) -> Tensors:
     """Every tensor of a folder, none of them twice."""
-    found: Tensors = {}
+    result: Tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         tensors = load_file(path)
-        assert not found.keys() & tensors.keys()
-        found |= tensors
-    return found
+        assert not result.keys() & tensors.keys()
+        result |= tensors
+    return result
 
 
 def bits(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def assert_same_bits(found: Tensors, wanted: Tensors) -> None:
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
-        assert bits(found[name]) == bits(tensor), name
+def assert_same_bits(actual: Tensors, expected: Tensors) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (actual[name].dtype, actual[name].shape) == (tensor.dtype, tensor.shape), name
+        assert bits(actual[name]) == bits(tensor), name
 
 
 def split(tensors: Tensors, count: int, seed: int = 0) -> list[Tensors]:
@@ -168,12 +168,12 @@ def test_pickles_become_safetensors(write: Callable, pickled: Callable, tmp_path
     """The same names, values and types, fused or not, and config.json byte for byte."""
     source, target = tmp_path / "source", tmp_path / "target"
     write(source, block_size=4)
-    wanted = load(source).logprobs(IDS)
+    expected = load(source).logprobs(IDS)
     tensors = pickled(source)
     convert(str(source), str(target))
     assert_same_bits(tensors_of(target), tensors)
     assert (target / "config.json").read_bytes() == (source / "config.json").read_bytes()
-    assert torch.equal(load(target).logprobs(IDS), wanted)
+    assert torch.equal(load(target).logprobs(IDS), expected)
     assert_served(target)
     shards = 3 if pickled is pickle_shards else 1
     assert len(list(target.glob("*.safetensors"))) == shards
@@ -198,16 +198,16 @@ def test_bits_that_arithmetic_would_lose(tmp_path: Path) -> None:
 def test_a_tied_head_stays_tied(tmp_path: Path, refused: Callable) -> None:
     """A pickle holds the embedding twice; the copy goes, unless it is not one."""
     source = write_fla(tmp_path / "source", tie=True)
-    wanted = load(source).logprobs(IDS)
+    expected = load(source).logprobs(IDS)
     tensors = load_file(source / WEIGHTS)
     (source / WEIGHTS).unlink()
     embedding = tensors["model.embeddings.weight"]
     torch.save(tensors | {"lm_head.weight": embedding}, source / "pytorch_model.bin")
     for name, options in (("kept", {}), ("house", {"to_house": True})):
         convert(str(source), str(tmp_path / name), **options)
-        found = tensors_of(tmp_path / name)
-        assert "lm_head.weight" not in found and len(found) == len(tensors)
-        assert torch.equal(load(tmp_path / name).logprobs(IDS), wanted)
+        actual = tensors_of(tmp_path / name)
+        assert "lm_head.weight" not in actual and len(actual) == len(tensors)
+        assert torch.equal(load(tmp_path / name).logprobs(IDS), expected)
     other = embedding.clone()
     other[3, 5] += 1
     torch.save(tensors | {"lm_head.weight": other}, source / "pytorch_model.bin")
@@ -346,9 +346,9 @@ def test_pickled_tensors_without_plain_values(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of kinds that are new or old
         torch.save(tensors | {name: make()}, file)
-    said = refused(source, *options)
-    assert sentence in said and str(file) in said
-    assert kind == "freed" or f"the tensor {name} in {file}" in said
+    message = refused(source, *options)
+    assert sentence in message and str(file) in message
+    assert kind == "freed" or f"the tensor {name} in {file}" in message
 
 
 def test_numbers_that_were_never_written(tmp_path: Path, refused: Callable) -> None:
@@ -482,11 +482,11 @@ def test_any_fla_checkpoint_in_the_house_format(
     root = tmp_path_factory.mktemp("round")
     source = write_fla(root / "fla", vocab=64, scale=0.1, **options)
     ids = [token % 64 for token in IDS]
-    wanted = load(source).logprobs(ids)
+    expected = load(source).logprobs(ids)
     tensors = load_file(source / WEIGHTS)
     write_shards(source, split(tensors, shards, options["seed"]), pickled)
     convert(str(source), str(root / "house"), to_house=True)
-    assert torch.equal(load(root / "house").logprobs(ids), wanted)
+    assert torch.equal(load(root / "house").logprobs(ids), expected)
     renamed = {fla.rename(name): tensor for name, tensor in tensors.items()}
     assert_same_bits(tensors_of(root / "house"), renamed)
     assert len(list((root / "house").glob("*.safetensors"))) == shards
@@ -571,9 +571,9 @@ def test_zero_queries(base: str, size: int, tmp_path: Path) -> None:
     source = write_standard(tmp_path / "source", base)
     convert(str(source), str(tmp_path / "target"), zero_queries_block_size=size)
     other = write_house(tmp_path / "other", base, block_size=size, zero_queries=True)
-    wanted = tensors_of(other)
-    wanted |= {name: torch.ones_like(t) for name, t in wanted.items() if "_res_norm" in name}
-    assert_same_bits(tensors_of(tmp_path / "target"), wanted)
+    expected = tensors_of(other)
+    expected |= {name: torch.ones_like(t) for name, t in expected.items() if "_res_norm" in name}
+    assert_same_bits(tensors_of(tmp_path / "target"), expected)
     ids = IDS[:5]
     assert torch.equal(load(tmp_path / "target").logprobs(ids), load(other).logprobs(ids))
     assert_served(tmp_path / "target")
@@ -659,9 +659,9 @@ def test_other_files(tmp_path: Path) -> None:
     (source / "tokenizer.bin").unlink()  # it would be a second pickle
     (source / "tokenizer_extras").mkdir()
     convert(str(source), str(tmp_path / "target"))
-    found = {path.name: path.read_bytes() for path in (tmp_path / "target").iterdir()}
-    assert found.keys() == kept | {"config.json", WEIGHTS}
-    assert all(found[name] == (source / name).read_bytes() for name in kept)
+    result = {path.name: path.read_bytes() for path in (tmp_path / "target").iterdir()}
+    assert result.keys() == kept | {"config.json", WEIGHTS}
+    assert all(result[name] == (source / name).read_bytes() for name in kept)
 
 
 def test_a_model_in_the_hugging_face_cache(tmp_path: Path, monkeypatch) -> None:
@@ -878,5 +878,5 @@ def test_memory(pickled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(SafetensorsFile, "write", write)
     convert(str(source), str(tmp_path / "target"), to_house=True)
     assert max(seen) - before < size
-    found = load_file(tmp_path / "target" / WEIGHTS)["lm_head.weight"]
-    assert torch.equal(found, torch.arange(64.0 * rows).view(rows, 64))
+    result = load_file(tmp_path / "target" / WEIGHTS)["lm_head.weight"]
+    assert torch.equal(result, torch.arange(64.0 * rows).view(rows, 64))

@@ -48,14 +48,14 @@ def test_every_kind_of_edit(name, seed, tmp_path):
     edits = static(model, LENGTH)
     words = [edit_words.write(Edit.model_validate(of_a_model(edit))) for edit in edits]
     convert(str(source), str(tmp_path / "b"), edits=words)
-    *_, wanted = evaluate(model, ids, edits)
-    found = oracle.load(tmp_path / "b")
-    torch.testing.assert_close(found.logprobs(ids), wanted, atol=NEAR, rtol=0)
+    *_, expected = evaluate(model, ids, edits)
+    actual = oracle.load(tmp_path / "b")
+    torch.testing.assert_close(actual.logprobs(ids), expected, atol=NEAR, rtol=0)
     facts = describe(check_folder(tmp_path / "b"))
     assert facts["edits"] == words and words[-1] in render(facts)
     stored = load_file(next((tmp_path / "b").glob("*.safetensors")))
     biases = [x for name, x in stored.items() if name.endswith("_res_bias")]
-    assert len(biases) == len({*range(found.spec.final + found.spec.final_mix)})
+    assert len(biases) == len({*range(actual.spec.final + actual.spec.final_mix)})
     assert {x.dtype for x in biases} == {torch.float32}
 
 
@@ -81,8 +81,8 @@ def test_a_shared_query_is_edited_at_one_site(tmp_path):
     before = load_file(next(source.glob("*.safetensors")))
     after = load_file(tmp_path / "b" / "model.safetensors")
     shared, bias = (before[f"model.layers.0.mlp_res_{part}"] for part in ("proj.weight", "bias"))
-    wanted = {"layers.0.mlp": 0.5, "layers.1.self_attention": 1.0, "layers.1.mlp": 1.0}
-    for site, factor in wanted.items():  # of the block that begins with the first MLP
+    expected = {"layers.0.mlp": 0.5, "layers.1.self_attention": 1.0, "layers.1.mlp": 1.0}
+    for site, factor in expected.items():  # of the block that begins with the first MLP
         assert after[f"model.{site}_res_proj.weight"].equal(shared.float() * factor)
         assert after[f"model.{site}_res_bias"][-1] == bias.float() * factor
         assert not after[f"model.{site}_res_bias"][:-1].any()

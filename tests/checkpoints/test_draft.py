@@ -87,10 +87,10 @@ WITH_HEADS = [name for name, family in FAMILIES.items() if family.draft is not N
 def test_heads(base, tmp_path):
     """The method by vLLM's name and by its older ones; `check` says how to use the head."""
     folder = head_of(tmp_path / "model", base)
-    found = check_folder(folder)
+    result = check_folder(folder)
     for method in ("mtp", f"{base}_mtp"):
-        check(str(folder), found, ["--speculative-config", json.dumps({"method": method})])
-    facts = describe(found)
+        check(str(folder), result, ["--speculative-config", json.dumps({"method": method})])
+    facts = describe(result)
     assert facts["draft_head"]
     assert """'{"method": "mtp", "num_speculative_tokens": 1}' uses them""" in render(facts)
 
@@ -118,10 +118,10 @@ def test_a_head_of_alice_ais_own_format(tmp_path):
     ],
 )
 def test_heads_that_vllm_would_compute_wrongly(base, config, tensor, message, tmp_path):
-    found = check_folder(head_of(tmp_path / "model", base, config, tensor))
+    result = check_folder(head_of(tmp_path / "model", base, config, tensor))
     with pytest.raises(CheckpointError, match=rf"by 'mtp' needs .*{message}"):
-        check("model", found, MTP)
-    facts = describe(found)
+        check("model", result, MTP)
+    facts = describe(result)
     assert not facts["draft_head"]
     assert render(facts).splitlines()[-1].endswith("further tokens")
 
@@ -130,8 +130,8 @@ def test_heads_that_vllm_would_compute_wrongly(base, config, tensor, message, tm
 def test_every_tensor_of_a_head_is_needed(base, tmp_path):
     """vLLM's loader ends by an exception without one of them, or with another shape."""
     folder = head_of(tmp_path / "model", base)
-    found = check_folder(folder)
-    parsed, whole = found.translated("model"), found.index
+    result = check_folder(folder)
+    parsed, whole = result.translated("model"), result.index
     for name, shape in heads.shapes(FAMILIES[base], parsed.config).items():
         rest = {key: stored for key, stored in whole.stored.items() if key != name}
         problem = head_problem(parsed, replaced(whole, rest))
@@ -174,10 +174,10 @@ def test_no_heads(tmp_path):
 
 
 def test_quantised_heads(tmp_path):
-    found = check_folder(head_of(tmp_path / "model", "glm4_moe"))
-    parsed = found.translated("model")
+    result = check_folder(head_of(tmp_path / "model", "glm4_moe"))
+    parsed = result.translated("model")
     config = parsed.config | {"quantization_config": {"quant_method": "fp8"}}
-    problem = head_problem(replace(parsed, config=config), found.index)
+    problem = head_problem(replace(parsed, config=config), result.index)
     assert problem is not None and "quantised weights" in problem
     assert head_problem(parsed, None) is None  # of a model id whose headers cannot be had
 
@@ -259,11 +259,11 @@ OTHER_MODELS = {  # by what is found
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
-@pytest.mark.parametrize("found", OTHER_MODELS)
-def test_a_head_that_is_none(found, method, tmp_path):
+@pytest.mark.parametrize("result", OTHER_MODELS)
+def test_a_head_that_is_none(result, method, tmp_path):
     """Is refused in one sentence, at once, by what was found."""
-    folder = OTHER_MODELS[found](tmp_path / "draft")
-    with pytest.raises(CheckpointError, match=found) as refused:
+    folder = OTHER_MODELS[result](tmp_path / "draft")
+    with pytest.raises(CheckpointError, match=result) as refused:
         check("demo", TARGET, flags(folder, method=method))
     assert len(str(refused.value)) < 600 and str(folder) in str(refused.value)
 

@@ -24,9 +24,9 @@ def test_a_number_that_is_not_finite(
     check_finite("w", tensor, torch.float16)
     tensor.view(-1)[-1:] = value
     place = f" at \\[{', '.join(str(size - 1) for size in shape)}\\]" if shape else ""
-    said = rf"the tensor w holds -?(nan|inf){place}, and 1 of its {math.prod(shape)} numbers are"
+    message = rf"the tensor w holds -?(nan|inf){place}, and 1 of its {math.prod(shape)} numbers are"
     for target in (None, torch.float32, torch.float16):
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=message):
             check_finite("w", tensor, target)
 
 

@@ -120,14 +120,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def target(name: str, root: Path) -> Iterator[Target]:
     folder = root / name
     config = json.loads((folder / "config.json").read_text())
-    found = Target(folder, config, load_file(folder / WEIGHTS), truth(folder, IDS))
-    yield found
-    found.restore()
+    result = Target(folder, config, load_file(folder / WEIGHTS), truth(folder, IDS))
+    yield result
+    result.restore()
 
 
-def difference(served: Tensor, wanted: Tensor) -> float:
+def difference(served: Tensor, expected: Tensor) -> float:
     """The largest one, as a multiple of the bound; infinite where something is no number."""
-    excess = (served - wanted).abs() / (BOUND + RELATIVE * wanted.abs())
+    excess = (served - expected).abs() / (BOUND + RELATIVE * expected.abs())
     return excess.nan_to_num(nan=torch.inf).max().item()
 
 
@@ -150,11 +150,11 @@ def judged(folder: Path, meaning: Callable[[], Tensor]) -> tuple[str, str]:
         return "wrong", f"judged with {type(error).__name__}: {error}"
     context = parsed.config.get("max_position_embeddings")  # an engine answers nothing longer
     try:
-        found = serve(folder, IDS[:context])
+        result = serve(folder, IDS[:context])
     except Exception as error:
         return "wrong", f"accepted, then {type(error).__name__}: {error}"
     try:
-        excess = difference(found, meaning()[:context])
+        excess = difference(result, meaning()[:context])
     except Exception as error:
         return "wrong", f"served, but it means nothing: {type(error).__name__}: {error}"
     return ("served", "") if excess < 1 else ("wrong", f"served with {excess:.3g} times the bound")
@@ -293,10 +293,10 @@ def other_values(value: Any) -> list[Any]:
 
 def changes(config: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Every single change: a key deleted, with another value or added."""
-    found = [(f"no {key}", {k: v for k, v in config.items() if k != key}) for key in config]
+    result = [(f"no {key}", {k: v for k, v in config.items() if k != key}) for key in config]
     pairs = [(key, value) for key in config for value in other_values(config[key])]
     pairs += [(key, value) for key, values in OTHERS.items() for value in values]
-    return found + [(f"{key}: {value!r}", config | {key: value}) for key, value in pairs]
+    return result + [(f"{key}: {value!r}", config | {key: value}) for key, value in pairs]
 
 
 def some(items: list, most: int, seed: str) -> list:
@@ -365,38 +365,40 @@ Edit = Callable[[dict[str, Tensor]], Any]
 
 def reshaped(tensor: Tensor) -> list[Tensor]:
     """Turned round, with a dimension more or less, cropped, extended."""
-    found = [tensor[None], tensor.flatten()] if tensor.dim() else [tensor[None], tensor.repeat(2)]
+    result = [tensor[None], tensor.flatten()] if tensor.dim() else [tensor[None], tensor.repeat(2)]
     if tensor.dim() == 2:
-        found.append(tensor.T)
+        result.append(tensor.T)
     for dim in range(tensor.dim()):
         size = tensor.shape[dim]
-        found += [tensor.narrow(dim, 0, size // 2), torch.cat([tensor, tensor], dim)]
-        found.append(torch.cat([tensor, tensor.narrow(dim, 0, 1)], dim))
-    return [other for other in found if other.shape != tensor.shape]
+        result += [tensor.narrow(dim, 0, size // 2), torch.cat([tensor, tensor], dim)]
+        result.append(torch.cat([tensor, tensor.narrow(dim, 0, 1)], dim))
+    return [other for other in result if other.shape != tensor.shape]
 
 
 def edits(tensors: dict[str, Tensor], foreign: tuple[str, ...] = FOREIGN) -> list[tuple[str, Edit]]:
     """Every single change of a set of tensors."""
-    found: list[tuple[str, Edit]] = []
+    result: list[tuple[str, Edit]] = []
     for name, tensor in tensors.items():
         neighbour = name.replace(".0.", ".1.")
-        found.append((f"no {name}", lambda t, name=name: t.pop(name)))
+        result.append((f"no {name}", lambda t, name=name: t.pop(name)))
         for new in dict.fromkeys((*foreign, neighbour)):
             if new != name:
-                found.append((f"{name} as {new}", lambda t, a=name, b=new: t.update({b: t.pop(a)})))
+                result.append(
+                    (f"{name} as {new}", lambda t, a=name, b=new: t.update({b: t.pop(a)}))
+                )
             if new not in tensors:  # in another's place it would be that one with other values
-                found.append(
+                result.append(
                     (f"{name} also as {new}", lambda t, a=name, b=new: t.update({b: t[a]}))
                 )
-        found += [
+        result += [
             (f"{name} {list(other.shape)}", lambda t, a=name, b=other: t.update({a: b}))
             for other in reshaped(tensor)
         ]
-        found += [
+        result += [
             (f"{name} {dtype}", lambda t, a=name, b=dtype: t.update({a: t[a].to(b)}))
             for dtype in (torch.float32, torch.float16, torch.int8, torch.float8_e4m3fn, torch.bool)
         ]
-    return found
+    return result
 
 
 @amount
@@ -489,9 +491,9 @@ def int8(name: str, root: Path, tmp_path: Path) -> Target:
     INT8_WRITERS[name](tmp_path / "float")
     folder = quantised(tmp_path / "int8", tmp_path / "float")
     config = json.loads((folder / "config.json").read_text())
-    found = Target(folder, config, load_file(folder / WEIGHTS), torch.empty(0))
-    found.logprobs = stands_for(found, found.tensors)
-    return found
+    result = Target(folder, config, load_file(folder / WEIGHTS), torch.empty(0))
+    result.logprobs = stands_for(result, result.tensors)
+    return result
 
 
 def stands_for(int8: Target, tensors: dict[str, Tensor]) -> Tensor:
@@ -509,16 +511,16 @@ def int8_judged(int8: Target, meaning: Callable[[], Tensor]) -> tuple[str, str]:
     """As ``judged``; but that vLLM stops with an error of its own is right here too."""
     try:
         checked.check_folder(int8.folder)
-        found = serve(int8.folder, IDS).double()
+        actual = serve(int8.folder, IDS).double()
     except CheckpointError as error:
         return refusal(error)
     except Exception as error:
         return "stopped", f"{type(error).__name__}: {error}"
     try:
-        wanted = meaning().double()
+        expected = meaning().double()
     except (ValueError, KeyError, RuntimeError):  # a name or shape that it does not know
-        wanted = int8.logprobs.double()
-    kl = (wanted.exp() * (wanted - found)).sum(-1).mean().item()
+        expected = int8.logprobs.double()
+    kl = (expected.exp() * (expected - actual)).sum(-1).mean().item()
     return ("served", "") if abs(kl) < INT8_BOUND else ("wrong", f"served with a KL of {kl}")
 
 
@@ -569,7 +571,7 @@ def test_an_index_that_is_wrong(target: Target) -> None:
         save_file({name: target.tensors[name] for name in half}, target.folder / file)
     right = {name: file for file, half in zip(files, halves, strict=True) for name in half}
     swapped = right | {halves[0][0]: files[1], halves[1][0]: files[0]}
-    for table, wanted in (
+    for table, expected in (
         (right, "served"),
         (swapped, "served"),
         (right | {"unknown.weight": files[0]}, "served"),
@@ -578,7 +580,7 @@ def test_an_index_that_is_wrong(target: Target) -> None:
     ):
         (target.folder / INDEX).write_text(json.dumps({"weight_map": table}))
         verdict, words = judged(target.folder, lambda: target.logprobs)
-        assert verdict == wanted, words
+        assert verdict == expected, words
     for file in (*files, INDEX):
         (target.folder / file).unlink()
 

@@ -189,15 +189,15 @@ def test_the_chat_template(tmp_path: Path) -> None:
     """That of a file goes before that of tokenizer_config.json, and named ones are kept."""
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}[EOS]{% endfor %}"
     folder = write_kimi(tmp_path / "m", chat_template=template)
-    said = [{"role": "user", "content": "中a"}]
-    written = tokenizer.load(folder).apply_chat_template(said, tokenize=False)
+    message = [{"role": "user", "content": "中a"}]
+    written = tokenizer.load(folder).apply_chat_template(message, tokenize=False)
     assert written == "<user>中a[EOS]"
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}!")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tools.jinja").write_text("tools")
     own = tokenizer.load(folder)
-    assert own.apply_chat_template(said, tokenize=False) == "中a!"
-    assert own.apply_chat_template(said, chat_template="tools", tokenize=False) == "tools"
+    assert own.apply_chat_template(message, tokenize=False) == "中a!"
+    assert own.apply_chat_template(message, chat_template="tools", tokenize=False) == "tools"
 
 
 @pytest.mark.parametrize("pieces", [[257, 97], [256, 173, 97], [*HAN, 97], [97, 256]])
@@ -213,12 +213,12 @@ def test_parts_of_a_letter_in_a_stream(pieces: list[int], tmp_path: Path) -> Non
         request_id="r", prompt_token_ids=[98], sampling_params=SamplingParams(), prompt_embeds=None
     )
     stream = IncrementalDetokenizer.from_new_request(own, request)
-    told, seen = "", b""
+    reported, seen = "", b""
     for piece in pieces:
         stream.update([piece], False)
-        told += stream.get_next_output_text(False, True)
+        reported += stream.get_next_output_text(False, True)
         seen += tokens[piece]
-        assert told == seen.decode(errors="ignore")
+        assert reported == seen.decode(errors="ignore")
     assert own.decode(pieces) == seen.decode(errors="replace")
 
 
@@ -246,7 +246,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (b"", "has no token for the byte 0"),
         (b"YQ== 1\n", "line 1 of .* expected another token in base64, a blank and its rank 0"),
@@ -256,15 +256,15 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         (b"YQ== x\n", "line 1 of"),
     ],
 )
-def test_damaged_ranks(damage: bytes, said: str, tmp_path: Path) -> None:
+def test_damaged_ranks(damage: bytes, message: str, tmp_path: Path) -> None:
     folder = write_kimi(tmp_path / "m")
     (folder / "tiktoken.model").write_bytes(damage)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         tokenizer.readable(folder)
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"added_tokens_decoder": None}, "does not state Kimi's special tokens"),
         ({"added_tokens_decoder": {}}, "ids from 259 on"),
@@ -277,9 +277,9 @@ def test_damaged_ranks(damage: bytes, said: str, tmp_path: Path) -> None:
     ],
 )
 def test_special_tokens_that_are_not_stated(
-    config: dict[str, Any], said: str, tmp_path: Path
+    config: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         tokenizer.readable(write_kimi(tmp_path / "m", **config))
 
 

@@ -66,8 +66,10 @@ def test_rows_that_a_device_does_not_compute(
     if on_gpu:
         needs.check_heads("m", parsed.translated("m"))
         return
-    said = rf"kv_lora_rank {latents} and .* are {latents + rotated} .* 320, 512, 576; serve it on a"
-    with pytest.raises(CheckpointError, match=said):
+    message = (
+        rf"kv_lora_rank {latents} and .* are {latents + rotated} .* 320, 512, 576; serve it on a"
+    )
+    with pytest.raises(CheckpointError, match=message):
         needs.check_heads("m", parsed.translated("m"))
 
 
@@ -91,9 +93,9 @@ def test_layers_that_predict_further_tokens_are_left_aside(base: str, tmp_path: 
     edit(folder, lambda t: t.update({name: t["model.norm.weight"].clone()}))
     assert describe(check_folder(folder)) == before | {"left_aside": 1}  # no whole head
     assert tiny_sites.load(folder).logprobs(ids).equal(expected)
-    for value, said in ((0, "eh_proj.weight, which a"), ("1", "expected a number of layers")):
+    for value, message in ((0, "eh_proj.weight, which a"), ("1", "expected a number of layers")):
         edit(folder, **{FURTHER: value})
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=message):
             check_folder(folder)
 
 

@@ -49,7 +49,7 @@ def computes(size: int, dtype: torch.dtype) -> bool:
     query = torch.randn(tokens, 2, size, dtype=dtype)
     key, value = torch.randn(2, tokens, 1, size, dtype=dtype)
     keys, values = torch.zeros(2, 1, 2 * block, size, dtype=dtype).chunk(2, dim=2)
-    found, isa = torch.zeros_like(query), _get_attn_isa(dtype, block, size)
+    actual, isa = torch.zeros_like(query), _get_attn_isa(dtype, block, size)
     starts = torch.tensor([0, tokens], dtype=torch.int32)
     lengths = torch.tensor([tokens], dtype=torch.int32)
     try:
@@ -59,7 +59,7 @@ def computes(size: int, dtype: torch.dtype) -> bool:
         ops.cpu_attn_reshape_and_cache(key, value, keys, values, torch.arange(tokens), isa)
         table = torch.zeros(1, 1, dtype=torch.int32)
         ops.cpu_attention_with_kv_cache(
-            *(query, keys, values, found, starts, lengths, size**-0.5, True, None, -1, table, 0.0),
+            *(query, keys, values, actual, starts, lengths, size**-0.5, True, None, -1, table, 0.0),
             *(plan, None),
         )
     except RuntimeError as error:
@@ -71,7 +71,7 @@ def computes(size: int, dtype: torch.dtype) -> bool:
     # Numbers of size one in bfloat16, also on processors that lose two bits more; a wrong head, key
     # or scale is off by tenths.
     far = 5 * 2**-7
-    torch.testing.assert_close(found.double(), expected.transpose(0, 1), atol=far, rtol=far)
+    torch.testing.assert_close(actual.double(), expected.transpose(0, 1), atol=far, rtol=far)
     return True
 
 
@@ -105,7 +105,7 @@ def test_other_engines_refuse_such_heads_too(
 
 
 @pytest.mark.parametrize(
-    ("files", "found"),
+    ("files", "result"),
     [
         ({"tokenizer.json": ""}, "tokenizer.json"),
         ({"tokenizer.model": "", "tokenizer_config.json": "{}"}, "tokenizer.model"),
@@ -120,11 +120,11 @@ def test_other_engines_refuse_such_heads_too(
     ],
 )
 def test_a_tokenizer_is_told_by_its_files(
-    files: dict[str, str], found: str | None, tmp_path: Path
+    files: dict[str, str], result: str | None, tmp_path: Path
 ) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    assert needs.tokenizer(tmp_path) == found
+    assert needs.tokenizer(tmp_path) == result
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def with_tokens(folder: Path, *added: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "message"),
     [
         (lambda f: with_tokens(f, "<a>", "<b>"), "token '<a>' with the id 320 and 1 more, and"),
         (lambda f: edited(f, BYTES, pad_token=PAD), "token '[PAD]' with the id 320, and the"),
@@ -191,7 +191,7 @@ def with_tokens(folder: Path, *added: str) -> None:
     ],
 )
 def test_tokens_without_a_row(
-    edit: Callable[[Path], Any], said: str, tmp_path: Path, capfd: pytest.CaptureFixture
+    edit: Callable[[Path], Any], message: str, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     """Each ended the engine where a prompt had it."""
     write_house(tmp_path, block_size=2)
@@ -199,7 +199,7 @@ def test_tokens_without_a_row(
     edit(tmp_path)
     assert cli.main(["check", str(tmp_path)]) == 1
     err = capfd.readouterr().err
-    assert said in err and "vocab_size 320); resize the embedding" in err
+    assert message in err and "vocab_size 320); resize the embedding" in err
     assert cli.main(["serve", str(tmp_path)]) == 2
     assert capfd.readouterr().err == err
     with pytest.raises(CheckpointError, match="remove the tokens"):
@@ -230,13 +230,13 @@ def test_an_end_of_text_without_a_logit(end: Any, file: str, tmp_path: Path) -> 
     write_house(tmp_path, block_size=2)
     edited(tmp_path, file, eos_token_id=end)
     words = "expected ids from 0 to 319, for which the model has logits"
-    said = re.escape(f"eos_token_id of {file} is {end!r}; {words}")
-    with pytest.raises(CheckpointError, match=said):
+    message = re.escape(f"eos_token_id of {file} is {end!r}; {words}")
+    with pytest.raises(CheckpointError, match=message):
         required(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         (TOKENIZER, POINTER, "is a git-lfs pointer and not the file itself; run `git lfs pull`"),
         (TOKENIZER, "", "cannot be read as JSON"),
@@ -254,7 +254,7 @@ def test_an_end_of_text_without_a_logit(end: Any, file: str, tmp_path: Path) -> 
     ],
 )
 def test_a_damaged_tokenizer(
-    name: str, content: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture
+    name: str, content: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     write_house(tmp_path, block_size=2)
     if name not in (BYTES, GENERATION):
@@ -262,23 +262,23 @@ def test_a_damaged_tokenizer(
     (tmp_path / name).write_text(content)
     assert cli.main(["check", str(tmp_path)]) == 1
     err = capfd.readouterr().err
-    assert f"{tmp_path / name} " in err and said in err and err.count("\n") == 1
+    assert f"{tmp_path / name} " in err and message in err and err.count("\n") == 1
     assert cli.main(["serve", str(tmp_path)]) == 2
     assert capfd.readouterr().err == err
 
 
 @pytest.mark.parametrize(
-    ("files", "found"),
+    ("files", "result"),
     [
         ({"tokenizer_config.json": '{"chat_template": "x"}'}, True),
         ({"chat_template.jinja": "x"}, True),
         ({"tokenizer_config.json": "{}"}, False),
     ],
 )
-def test_a_chat_template(files: dict[str, str], found: bool, tmp_path: Path) -> None:
+def test_a_chat_template(files: dict[str, str], result: bool, tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    assert needs.has_chat_template(tmp_path) is found
+    assert needs.has_chat_template(tmp_path) is result
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_check_says_it_with_the_facts(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--attnres-backend", "triton"], "shown on CUDA alone, and this vLLM is built for CPU"),
         (["--max-model-len", "4096"], "a context of 1024 tokens"),
@@ -430,13 +430,13 @@ def test_check_says_it_with_the_facts(
 )
 def test_a_refusal_costs_no_start(
     flags: list[str],
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
     status, err, seconds = command("serve", DEMO, *flags)
-    assert (status, err.count("\n")) == (2, 1) and said in err
+    assert (status, err.count("\n")) == (2, 1) and message in err
     assert seconds < of_a_start()
 
 
@@ -445,17 +445,17 @@ def test_quantised_experts_without_a_kernel(
 ) -> None:
     base = write_house(tmp_path / "float", "qwen3_moe", layers=2, block_size=2)
     layers = linear_layers(load_file(base / "model.safetensors"), without="shared_expert_gate")
-    found = check_folder(quantised(tmp_path / "int8", base, layers=layers)).index
+    result = check_folder(quantised(tmp_path / "int8", base, layers=layers)).index
     monkeypatch.setattr(source, "lacks_int8", lambda: False)
     monkeypatch.setattr(source, "lacks_quantized_experts", lambda: False)
-    needs.check_quantized("m", found)
+    needs.check_quantized("m", result)
     monkeypatch.setattr(source, "lacks_quantized_experts", lambda: True)
     needs.check_quantized("m", check_folder(base).index)
     needs.check_quantized("m", None)
     with pytest.raises(CheckpointError) as caught:
-        needs.check_quantized("m", found)
+        needs.check_quantized("m", result)
     monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
-    needs.check_quantized("m", found)
+    needs.check_quantized("m", result)
     assert str(caught.value) == (
         "m has quantised experts (model.layers.0.mlp.experts.0.down_proj.weight in house names), "
         "and vLLM computes those on this CPU only with AMX or zentorch; serve it on such a CPU or "
@@ -464,7 +464,7 @@ def test_quantised_experts_without_a_kernel(
 
 
 @pytest.mark.parametrize(
-    ("told", "lacks"),
+    ("reported", "lacks"),
     [
         ("processor\t: 0\nflags\t\t: fpu avx2 fma avx512f\n", True),
         ("processor\t: 0\nflags\t\t: avx2 avx_vnni\n", False),
@@ -474,33 +474,33 @@ def test_quantised_experts_without_a_kernel(
     ],
 )
 def test_int8_without_dot_products(
-    told: str, lacks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reported: str, lacks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's products are wrong there, without a word."""
     base = write_house(tmp_path / "float", "qwen2", block_size=2)
-    found = check_folder(quantised(tmp_path / "int8", base)).index
+    result = check_folder(quantised(tmp_path / "int8", base)).index
     cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(told)
+    cpuinfo.write_text(reported)
     monkeypatch.setattr(source, "CPUINFO", cpuinfo)
     needs.check_quantized("m", check_folder(base).index)
     if not lacks:
-        return needs.check_quantized("m", found)
+        return needs.check_quantized("m", result)
     with pytest.raises(CheckpointError, match=r"m has INT8 weights \(model\.layers\.0\..*avx_vnni"):
-        needs.check_quantized("m", found)
+        needs.check_quantized("m", result)
     monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
-    needs.check_quantized("m", found)
+    needs.check_quantized("m", result)
 
 
 def test_a_quantised_layer_that_is_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = write_house(tmp_path / "float", "deepseek_v3", layers=2, block_size=2)
     layers = linear_layers(load_file(base / "model.safetensors"), without=r"\.experts\.")
-    found = check_folder(quantised(tmp_path / "int8", base, layers=layers)).index
+    result = check_folder(quantised(tmp_path / "int8", base, layers=layers)).index
     monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
-    needs.check_quantized("m", found)
+    needs.check_quantized("m", result)
     monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     needs.check_quantized("m", check_folder(base).index)
     with pytest.raises(CheckpointError, match=r"m has a quantised kv_b_proj \(model\.layers\.0\."):
-        needs.check_quantized("m", found)
+        needs.check_quantized("m", result)
 
 
 def test_which_cpus_compute_quantised_experts() -> None:

@@ -44,17 +44,17 @@ def refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> Callable[..., str]:
     return run
 
 
-def stated(said: str) -> dict[str, Any]:
+def stated(message: str) -> dict[str, Any]:
     """The three keys of config.json that a sentence says, with a block size of 4."""
-    found = re.search(
-        r"set model_type to (.+), architectures to (.+) and attn_res to (.+?\})", said
+    result = re.search(
+        r"set model_type to (.+), architectures to (.+) and attn_res to (.+?\})", message
     )
-    assert found is not None
+    assert result is not None
     keys = ("model_type", "architectures", "attn_res")
     return dict(
         zip(
             keys,
-            (json.loads(text.replace("S}", "4}").replace("S,", "4,")) for text in found.groups()),
+            (json.loads(text.replace("S}", "4}").replace("S,", "4,")) for text in result.groups()),
             strict=True,
         )
     )
@@ -67,8 +67,8 @@ def test_both_ways_lead_to_a_served_checkpoint(
     """Every command says the same; the keys by hand and the advised command are accepted."""
     folder = write_plain(tmp_path / "own", base, layers=4, block_size=4)
     tensors, config = load_file(folder / WEIGHTS), json.loads((folder / "config.json").read_text())
-    said = [refused(command, folder) for command in LATER]
-    for line in said:
+    message = [refused(command, folder) for command in LATER]
+    for line in message:
         assert "_res_norm.weight and 17 more, tensors of Attention Residuals" in line
         assert f"config.json of a plain {FAMILIES[base].title}: set " in line
         assert stated(line) == {
@@ -82,12 +82,12 @@ def test_both_ways_lead_to_a_served_checkpoint(
         assert words[3:] == ["--block-size", "4"]
     assert cli.main(words) == 0
     written = json.loads((tmp_path / "t" / "config.json").read_text())
-    assert written == config | stated(said[0])
-    found = load_file(tmp_path / "t" / WEIGHTS)
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert written == config | stated(message[0])
+    result = load_file(tmp_path / "t" / WEIGHTS)
+    assert result.keys() == tensors.keys()
+    assert all(torch.equal(result[name], tensor) for name, tensor in tensors.items())
     by_command = check_folder(tmp_path / "t").translated("t")
-    edit(folder, **stated(said[0]))
+    edit(folder, **stated(message[0]))
     assert check_folder(folder).translated("own") == by_command
     assert by_command.spec.block_starts == (0, 4)
 
@@ -112,13 +112,15 @@ def test_options_that_the_tensors_tell(
     """They are among the keys, and no command writes them: sums may be cumulative too."""
     options = OTHERS[kind]
     folder = write_plain(tmp_path / "own", "llama", layers=4, **options)
-    said = [refused(command, folder) for command in LATER]
-    said.append(refused("convert", folder, "--block-size", "4"))
-    for line in said:
+    message = [refused(command, folder) for command in LATER]
+    message.append(refused("convert", folder, "--block-size", "4"))
+    for line in message:
         assert '"cumulative" to true' in line and "--block-size" not in line
-        wanted = {k: v for k, v in options.items() if k != "attn_res"} | options.get("attn_res", {})
-        assert stated(line)["attn_res"] == wanted
-    edit(folder, **stated(said[0]))
+        expected = {k: v for k, v in options.items() if k != "attn_res"} | options.get(
+            "attn_res", {}
+        )
+        assert stated(line)["attn_res"] == expected
+    edit(folder, **stated(message[0]))
     assert check_folder(folder).parsed is not None
 
 

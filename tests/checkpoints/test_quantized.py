@@ -76,7 +76,7 @@ def test_a_quantisation_that_is_no_object(value: Any, folder: Path) -> None:
 )
 def test_a_missing_tensor(name: str, folder: Path) -> None:
     """vLLM would serve what memory held: it asks for no tensor of a quantised model."""
-    edit(folder, lambda t: [t.pop(found) for found in list(t) if found.startswith(name)])
+    edit(folder, lambda t: [t.pop(result) for result in list(t) if result.startswith(name)])
     assert f"lacks the tensor {name} (in house names), which a llama model" in refusal(folder)
 
 
@@ -135,8 +135,8 @@ def test_a_tensor_that_does_not_fit(
     """vLLM would cut it, or cast it."""
     name = f"{LAYER}.{name}"
     edit(folder, lambda t: t.update({name: change(t[name]).clone()}))
-    found = refusal(folder)
-    assert sentence in found and name in found
+    result = refusal(folder)
+    assert sentence in result and name in result
 
 
 def test_parts_of_one_layer_that_are_quantised_differently(folder: Path) -> None:
@@ -166,9 +166,9 @@ def family_of(tmp_path: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "mixtral", "gemma2"])
 def test_whole_int8_checkpoints_of_families(name: str, tmp_path: Path) -> None:
-    found = checked.check_folder(family_of(tmp_path, name)).index
-    assert found is not None
-    expert = quantized.first_quantised(found.stored, experts.ONE)
+    result = checked.check_folder(family_of(tmp_path, name)).index
+    assert result is not None
+    expert = quantized.first_quantised(result.stored, experts.ONE)
     assert (expert is None) == (name == "gemma2")
 
 
@@ -223,8 +223,8 @@ def test_experts_alone_may_stay_as_they_are(tmp_path: Path) -> None:
     source = write_house(tmp_path / "float", "qwen3_moe", layers=2, block_size=2)
     layers = linear_layers(load_file(source / WEIGHTS), without=r"\.experts\.")
     folder = quantised(tmp_path / "int8", source, ["re:.*[.]experts[.].*"], layers)
-    found = checked.check_folder(folder).index
-    assert found is not None and quantized.first_quantised(found.stored, experts.ONE) is None
+    result = checked.check_folder(folder).index
+    assert result is not None and quantized.first_quantised(result.stored, experts.ONE) is None
 
 
 def test_two_weights_of_a_layer(folder: Path) -> None:
@@ -348,10 +348,10 @@ def fla_of(tmp_path: Path, **changes: Any) -> Path:
 )
 def test_entries_that_fit_one_name_only(changes: dict[str, Any], tmp_path: Path) -> None:
     """FLA's attention is attn, vLLM's self_attn: an ignored layer would be quantised, or back."""
-    found = refusal(fla_of(tmp_path, **changes))
-    assert "quantization_config has the entry '" in found
+    result = refusal(fla_of(tmp_path, **changes))
+    assert "quantization_config has the entry '" in result
     names = r"model[.]layers[.](.)[.]attn[.](.)_proj and model[.]layers[.]\1[.]self_attn[.]\2_proj"
-    assert re.search(f"fits only one of {names}", found)
+    assert re.search(f"fits only one of {names}", result)
 
 
 @pytest.mark.parametrize(

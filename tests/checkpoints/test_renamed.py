@@ -58,14 +58,14 @@ EXPERTS: Table = {r"mlp\.experts": "moe.experts", r"mlp\.gate\.": "moe.router."}
 
 
 def renamed(tensors: Tensors, table: Table) -> Tensors:
-    found = {}
+    result = {}
     for own, tensor in tensors.items():
         name = own
         for pattern, replacement in table.items():
             name = re.sub(pattern, replacement, name)
-        found[name] = tensor
-    assert len(found) == len(tensors)
-    return found
+        result[name] = tensor
+    assert len(result) == len(tensors)
+    return result
 
 
 def rename(folder: Path, table: Table) -> Tensors:
@@ -109,9 +109,9 @@ def refused(capfd: pytest.CaptureFixture) -> Callable[..., str]:
     return run
 
 
-def advised(said: str, target: Path) -> list[str]:
+def advised(message: str, target: Path) -> list[str]:
     """The words of the command that a sentence advises."""
-    (command,) = re.findall(r"`attnres-serve (.+?)`", said)
+    (command,) = re.findall(r"`attnres-serve (.+?)`", message)
     return [str(target) if word == "DST" else word for word in shlex.split(command)]
 
 
@@ -301,20 +301,20 @@ def test_the_advised_renames(case: str, tmp_path: Path, refused: Callable[..., s
     write, table, (lack, spare), options = CASES[case]
     folder, target = tmp_path / "own", tmp_path / "target"
     write(folder)
-    wanted = rename(folder, table)
+    expected = rename(folder, table)
     for command in ("check", "serve"):
-        said = refused(command, folder)
-        assert lack in said and f"the file has {spare}" in said
-        assert "of the same shape, which no format knows: rename it?" in said
-        assert "do not belong together" not in said and "do not tell" not in said
-    words = advised(said, target)
+        message = refused(command, folder)
+        assert lack in message and f"the file has {spare}" in message
+        assert "of the same shape, which no format knows: rename it?" in message
+        assert "do not belong together" not in message and "do not tell" not in message
+    words = advised(message, target)
     assert words[:3] == ["convert", str(folder), str(target)]
     assert words[3::2] == ["--rename"] * len(words[4::2]) and {*options} <= {*words[4::2]}
     assert cli.main(words) == 0
     assert (target / "config.json").read_bytes() == (folder / "config.json").read_bytes()
-    found = load_file(target / WEIGHTS)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    actual = load_file(target / WEIGHTS)
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
     assert check_folder(target).parsed is not None
     assert cli.main([*words[:2], str(tmp_path / "house"), *words[3:], "--to", "house"]) == 0
     assert check_folder(tmp_path / "house").translated("house").format == "house"
@@ -322,22 +322,22 @@ def test_the_advised_renames(case: str, tmp_path: Path, refused: Callable[..., s
 
 def test_pickles_shards_and_files_beside_them(tmp_path: Path) -> None:
     folder = write_house(tmp_path / "own", layers=2, block_size=2)
-    wanted = rename(folder, {"lm_head": "output"})
+    expected = rename(folder, {"lm_head": "output"})
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     torch.save(tensors, folder / "pytorch_model.bin")
     assert (
         cli.main(["convert", str(folder), str(tmp_path / "t"), "--rename", "output=lm_head"]) == 0
     )
-    assert load_file(tmp_path / "t" / WEIGHTS).keys() == wanted.keys()
+    assert load_file(tmp_path / "t" / WEIGHTS).keys() == expected.keys()
 
 
 def test_a_plain_model_that_gets_queries(tmp_path: Path, refused: Callable[..., str]) -> None:
     """The advised command still asks for them."""
     folder = write_standard(tmp_path / "own")
     rename(folder, META)
-    said = refused("convert", folder, tmp_path / "t", "--add-zero-queries", "--block-size", "2")
-    words = advised(said, tmp_path / "t")
+    message = refused("convert", folder, tmp_path / "t", "--add-zero-queries", "--block-size", "2")
+    words = advised(message, tmp_path / "t")
     assert "--add-zero-queries" in words and "output=lm_head" in words
     assert cli.main(words) == 0
     assert check_folder(tmp_path / "t").parsed is not None
@@ -350,8 +350,8 @@ def test_renames_that_were_given_stay_in_the_advice(
     folder = write_house(tmp_path / "own", layers=2, block_size=2)
     rename(folder, META | {r"^": "actor."})
     given = ("--to", "house", "--rename", "actor.output=lm_head", "--rename", "actor.*=*")
-    said = refused("convert", folder, tmp_path / "t", *given)
-    words = advised(said, tmp_path / "t")
+    message = refused("convert", folder, tmp_path / "t", *given)
+    words = advised(message, tmp_path / "t")
     assert words[3:9] == [*given] and len(words) > 9
     assert cli.main(words) == 0
 
@@ -401,8 +401,8 @@ def test_several_of_one_shape_without_likeness(
     table, lacks, spares = AMBIGUOUS[case]
     folder = write_house(tmp_path / "own", layers=3, block_size=2)
     rename(folder, table)
-    said = refused("check", folder)
-    facts, advice = said.split("--rename for each")
+    message = refused("check", folder)
+    facts, advice = message.split("--rename for each")
     assert "Shape and name do not tell which of " in facts
     for name in (*lacks, *spares):
         assert f"model.layers.*.{name}" in facts
@@ -422,8 +422,8 @@ def test_a_turned_guess_is_refused(tmp_path: Path, refused: Callable[..., str]) 
         assert reason in refused("convert", folder, tmp_path / "t", "--rename", option)
     edit(folder, lambda t: t.update({n: v.T for n, v in t.items() if ".mlp.out." in n}))
     option = f"{layers}.mlp.out={layers}.mlp.down_proj"
-    said = refused("convert", folder, tmp_path / "t", "--rename", option)
-    assert "model.layers.0.mlp.down_proj.weight has the shape" in said
+    message = refused("convert", folder, tmp_path / "t", "--rename", option)
+    assert "model.layers.0.mlp.down_proj.weight has the shape" in message
     assert not (tmp_path / "t").exists()
 
 
@@ -447,8 +447,8 @@ def test_renames_that_are_refused(
 ) -> None:
     folder = write_house(tmp_path / "own", layers=2, block_size=2)
     rename(folder, {"lm_head": "output"})
-    said = refused("convert", folder, tmp_path / "t", "--rename", option)
-    assert reason in said
+    message = refused("convert", folder, tmp_path / "t", "--rename", option)
+    assert reason in message
 
 
 # --- what is another configuration, or another function, all the same
@@ -458,9 +458,9 @@ def test_nothing_of_a_shape_that_is_missing(tmp_path: Path, refused: Callable[..
     folder = write_house(tmp_path / "own", layers=2, block_size=2)
     rename(folder, {r"mlp\.(\w+)_proj": r"ff.\1"})
     edit(folder, intermediate_size=40)
-    said = refused("check", folder)
-    assert "lacks model.layers.N.mlp.gate_proj.weight (N from 0 to 1) (and 4 more)" in said
-    assert "model.layers.N.ff." in said and "do not belong together" in said
+    message = refused("check", folder)
+    assert "lacks model.layers.N.mlp.gate_proj.weight (N from 0 to 1) (and 4 more)" in message
+    assert "model.layers.N.ff." in message and "do not belong together" in message
 
 
 def test_a_tensor_that_fits_nothing(tmp_path: Path, refused: Callable[..., str]) -> None:
@@ -473,9 +473,9 @@ def test_a_tensor_that_fits_nothing(tmp_path: Path, refused: Callable[..., str])
 def test_a_tensor_of_another_layer_is_no_guess(tmp_path: Path) -> None:
     folder = write_house(tmp_path / "own", layers=2, block_size=2)
     rename(folder, {r"model\.layers\.1\.mlp\.down_proj": "model.layers.0.mlp.extra_down"})
-    with pytest.raises(CheckpointError, match=r"lacks model\.layers\.1\.mlp\.down_proj") as found:
+    with pytest.raises(CheckpointError, match=r"lacks model\.layers\.1\.mlp\.down_proj") as result:
         check_folder(folder)
-    assert "rename" not in str(found.value)
+    assert "rename" not in str(result.value)
 
 
 def test_another_function_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -115,13 +115,13 @@ def test_classes_of_a_checkpoint(kind: str, folder: Path, capfd: pytest.CaptureF
     parsed = check_folder(folder).translated("m")
     with pytest.raises(CheckpointError) as raised:
         needs.check("m", parsed, folder)
-    said = str(raised.value)
-    assert f"the tokenizer of {folder} is {name} by " in said and said.count(". ") == 0
+    message = str(raised.value)
+    assert f"the tokenizer of {folder} is {name} by " in message and message.count(". ") == 0
     for way in ("as a tokenizer.json", "--tokenizer and a folder", "with --skip-tokenizer-init"):
-        assert way in said
+        assert way in message
     for command in ("check", "serve"):
         assert cli.main([command, str(folder)]) == (1 if command == "check" else 2)
-        assert capfd.readouterr().err == f"attnres-serve: {said}\n"
+        assert capfd.readouterr().err == f"attnres-serve: {message}\n"
     with pytest.raises(CheckpointError, match="whose code is not run"):
         tokenizer.load(folder)
     needs.check("m", parsed, folder, of_server(["--skip-tokenizer-init"]))
@@ -157,9 +157,9 @@ def test_the_way_out_by_a_file(kind: str, folder: Path) -> None:
     """A tokenizer.json is read as it is, whatever the class beside it."""
     name = foreign(folder, kind)
     shutil.copy(TOKENIZER_SOURCE / "tokenizer.json", folder)
-    found = reading(folder)
-    assert found.way is (Way.AS_IT_IS if "alone" in kind else Way.FAST_FILE)
-    assert "alone" in kind or f"without {name} of auto_map of tokenizer_config.json" in found.why
+    actual = reading(folder)
+    assert actual.way is (Way.AS_IT_IS if "alone" in kind else Way.FAST_FILE)
+    assert "alone" in kind or f"without {name} of auto_map of tokenizer_config.json" in actual.why
     text = "def f(中a):\n    return '\\n' # don't"
     expected = tokenizer.load(TOKENIZER_SOURCE)(text).input_ids
     assert tokenizer.load(folder)(text).input_ids == expected
@@ -246,8 +246,8 @@ def test_ranks_without_a_class(name: str, config: dict[str, str] | None, folder:
 def test_classes_of_transformers(cls: str, folder: Path) -> None:
     state(folder, None, **({"tokenizer_class": cls} if cls else {}))
     pieces(folder)
-    said = f"by transformers' {cls}, which tokenizer_class of tokenizer_config.json names"
-    assert reading(folder) == (Way.AS_IT_IS, said if cls else "")
+    message = f"by transformers' {cls}, which tokenizer_class of tokenizer_config.json names"
+    assert reading(folder) == (Way.AS_IT_IS, message if cls else "")
     assert tokenizer.readable(folder) == folder
 
 
@@ -263,10 +263,10 @@ def test_files_of_a_model_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     snapshot = hub_of_tests.cached(tmp_path / "hub", tmp_path / "m")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    found = hub.tokenizer_folder(hub_of_tests.MODEL)
-    assert found == snapshot and found is not None
-    assert reading(found).way is Way.KIMI
-    assert tokenizer.load(found)("中a").input_ids == [257, 97]
+    result = hub.tokenizer_folder(hub_of_tests.MODEL)
+    assert result == snapshot and result is not None
+    assert reading(result).way is Way.KIMI
+    assert tokenizer.load(result)("中a").input_ids == [257, 97]
     assert hub.tokenizer_folder("someone/else") is None
     assert hub.tokenizer_folder(str(tmp_path / "m" / "tiktoken.model")) is None
     kinds = [kind for kind in hub.TOKENIZER if Path("tokenization_kimi.py").match(kind)]

@@ -28,14 +28,14 @@ REMEDY = "start without --enable-lora, and merge the adapter into the weights."
 def asked(name: str, *targets: str, workers: int = 1, lora: bool = True) -> EngineFacts:
     """Adapters for a family with its tiny config.json."""
     own = SimpleNamespace(target_modules=[*targets] or None) if lora else None
-    found = vllm_config(lora_config=own)
-    found.parallel_config.tensor_parallel_size = workers
-    model = found.model_config
+    result = vllm_config(lora_config=own)
+    result.parallel_config.tensor_parallel_size = workers
+    model = result.model_config
     model.enforce_eager = True
     model.hf_config.attn_res_format = "house"
     model.hf_config.architectures = [FAMILIES[name].architecture]
     model.hf_config.attn_res_config = TINY[name]
-    return EngineFacts(found)
+    return EngineFacts(result)
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_the_families_without_adapters_are_vllms(family: Family) -> None:
 
 def test_experts_without_adapters_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
-    for targets, said in (
+    for targets, message in (
         ((), "is not given; name layers beside"),
         (
             ("q_proj", "model.layers.0.mlp.experts"),
             "is q_proj model.layers.0.mlp.experts; name layers",
         ),
     ):
-        with pytest.raises(SettingError, match=f"--lora-target-modules {said}"):
+        with pytest.raises(SettingError, match=f"--lora-target-modules {message}"):
             rules.require(asked("qwen3_moe", *targets))
     rules.require(asked("qwen3_moe", "q_proj", "w1", "shared_experts"))
     rules.require(asked("llama"))
@@ -120,10 +120,10 @@ def manager(*, latent: bool = False, experts: bool = False) -> SimpleNamespace:
     embedding = VocabParallelEmbeddingWithLoRA.__new__(VocabParallelEmbeddingWithLoRA)
     nn.Module.__init__(embedding)
     embedding.base_layer = nn.Module()
-    found = {name: SimpleNamespace(base_layer=nn.Module()) for name in modules}
+    result = {name: SimpleNamespace(base_layer=nn.Module()) for name in modules}
     return SimpleNamespace(
         model=model,
-        modules={**found, "model.embed_tokens": embedding},
+        modules={**result, "model.embed_tokens": embedding},
         packed_modules=packed,
     )
 
@@ -148,18 +148,18 @@ def manager(*, latent: bool = False, experts: bool = False) -> SimpleNamespace:
 def test_an_adapter_is_taken_whole(name: str, given: dict[str, bool], says: str | None) -> None:
     given = dict(given)
     reordered = FAMILIES["llama4_text"].reordered if given.pop("reordered", False) else ()
-    found = whole_adapters.problem([name], manager(**given), reordered)
+    result = whole_adapters.problem([name], manager(**given), reordered)
     if says is None:
-        assert found is None
+        assert result is None
     else:
-        assert found is not None and says in found and name in found and found.endswith(".")
+        assert result is not None and says in result and name in result and result.endswith(".")
 
 
 def test_a_layer_that_is_run_without_its_wrapper() -> None:
     own, name = manager(), f"{ATTENTION}.q_proj"
     own.model.second = own.modules[f"{ATTENTION}.qkv_proj"].base_layer
-    found = whole_adapters.problem([name], own)
-    assert found is not None and "to which vLLM applies no adapter in this model" in found
+    result = whole_adapters.problem([name], own)
+    assert result is not None and "to which vLLM applies no adapter in this model" in result
 
 
 def test_names_of_vllm() -> None:
@@ -181,12 +181,12 @@ def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Loads an adapter into a worker of a model, as vLLM does, by what vLLM makes of its files."""
     from vllm.lora.worker_manager import WorkerLoRAManager
 
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     def of_vllm(self, request):
-        if isinstance(found["adapter"], Exception):
-            raise found["adapter"]
-        return found["adapter"]
+        if isinstance(result["adapter"], Exception):
+            raise result["adapter"]
+        return result["adapter"]
 
     monkeypatch.setattr(WorkerLoRAManager, "_load_adapter", of_vllm)
     whole_adapters.PATCH.apply()
@@ -195,7 +195,7 @@ def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     request = SimpleNamespace(lora_name="mine", lora_int_id=1, lora_path="", load_inplace=False)
 
     def load(adapter: Any, own: SimpleNamespace, path: Path | None = None) -> Any:
-        found["adapter"] = adapter
+        result["adapter"] = adapter
         worker: Any = SimpleNamespace(_adapter_manager=own, lora_config=config)
         request.lora_path = str(path or tmp_path / "nowhere")
         return WorkerLoRAManager._load_adapter(worker, request)  # type: ignore[arg-type]

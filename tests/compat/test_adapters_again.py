@@ -49,9 +49,9 @@ def test_the_cache_of_vllm_does_not_know_what_an_adapter_holds() -> None:
 @pytest.fixture
 def known(tmp_path: Path) -> Contents:
     """The adapter ``mine`` of number 1 is known, from ``first``."""
-    found = Contents()
-    found.check("mine", 1, write(tmp_path / "first"))
-    return found
+    result = Contents()
+    result.check("mine", 1, write(tmp_path / "first"))
+    return result
 
 
 def touched(folder: Path) -> Path:
@@ -136,9 +136,9 @@ def test_other_content_is_refused(how: str, known: Contents, tmp_path: Path) -> 
 
 def test_a_number_stands_for_one_name(known: Contents, tmp_path: Path) -> None:
     """Also where the content is the same: vLLM would not read it, and name the first one."""
-    said = r"^the LoRA adapter 'another' has the number 1, which is that of 'mine'; .* own\.$"
+    message = r"^the LoRA adapter 'another' has the number 1, which is that of 'mine'; .* own\.$"
     for folder in (tmp_path / "first", write(tmp_path / "other", 2.0), tmp_path / "nowhere"):
-        with pytest.raises(SettingError, match=said):
+        with pytest.raises(SettingError, match=message):
             known.check("another", 1, folder)
     known.check("another", 2, tmp_path / "other")
 
@@ -223,8 +223,8 @@ class Engine:
         return self._add(request)
 
     def load(self, cls: Any, *request: Any, **more: Any) -> None:
-        found = cls.add_lora(self, LoRARequest(*request, **more))
-        assert asyncio.run(found) if asyncio.iscoroutine(found) else found
+        result = cls.add_lora(self, LoRARequest(*request, **more))
+        assert asyncio.run(result) if asyncio.iscoroutine(result) else result
 
     def ask(self, *request: Any) -> None:
         InputProcessor._validate_lora(self, LoRARequest(*request))  # type: ignore[arg-type]
@@ -308,7 +308,7 @@ def test_a_server_finds_the_sentence_in_what_its_engine_says(
     ):
         with pytest.raises(SettingError) as caught:
             known.check(name, number, folder)
-        said = str(caught.value)
-        assert refusals.refusal_in(said, name) == said
-        wrapped = f"Call to add_lora method failed: {said}"
-        assert refusals.refusal_in(wrapped, name) == said
+        message = str(caught.value)
+        assert refusals.refusal_in(message, name) == message
+        wrapped = f"Call to add_lora method failed: {message}"
+        assert refusals.refusal_in(wrapped, name) == message

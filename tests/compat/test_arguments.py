@@ -123,12 +123,14 @@ def test_every_flag_in_every_spelling(server, flags) -> None:
         words = words_for(flag)
         every = [first(word) for word in words]
         every += [spell(word) for spell in others for word in (words[0], words[-3])]
-        for said in every:
-            theirs = value_of(lambda said=said, flag=flag: vars(server.parse_args(said))[flag.name])
-            ours = value_of(lambda said=said, flag=flag: of_server(said).values[flag.name])
+        for message in every:
+            theirs = value_of(
+                lambda message=message, flag=flag: vars(server.parse_args(message))[flag.name]
+            )
+            ours = value_of(lambda message=message, flag=flag: of_server(message).values[flag.name])
             if flag.kind == "object" and ours is not REFUSED:
                 continue  # vLLM makes a class of it, and refuses what that has no field for
-            assert ours == theirs, said
+            assert ours == theirs, message
             refused, taken = refused + (ours is REFUSED), taken + (ours is not REFUSED)
     assert refused > 300 and taken > 1500
 
@@ -218,7 +220,7 @@ def test_a_file_of_flags(content: dict, server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "content", "said"),
+    ("words", "content", "message"),
     [
         (["--config=serve.yaml"], "port: 1", "expected --config FILE once, with a space"),
         (["--config"], "port: 1", "expected --config FILE once"),
@@ -230,16 +232,16 @@ def test_a_file_of_flags(content: dict, server, tmp_path: Path) -> None:
     ],
 )
 def test_a_file_of_flags_at_which_vllm_would_fail(
-    words: list[str], content: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("serve.yaml").write_text(content)
-    with pytest.raises(SettingError, match=said):
+    with pytest.raises(SettingError, match=message):
         of_server(words)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--max-model-lenn", "5"], "found --max-model-lenn, which is no flag; did you mean --max"),
         (["--max-model", "5"], "did you mean --max-model-len?"),
@@ -270,10 +272,10 @@ def test_a_file_of_flags_at_which_vllm_would_fail(
         (["--lora-modules", "{}"], "found '{}' after --lora-modules; expected NAME=FOLDER"),
     ],
 )
-def test_what_is_refused(words: list[str], said: str) -> None:
+def test_what_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(SettingError) as refused:
         of_serve(None, words, (), None, {"--ours-also"})
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_an_engine_has_fewer_flags_than_a_server() -> None:
@@ -284,15 +286,15 @@ def test_an_engine_has_fewer_flags_than_a_server() -> None:
 
 def test_none_is_no_value() -> None:
     words = ["--served-model-name", "None", "--kv-cache-memory-bytes", "None", "-sc", "None"]
-    found = of_server(words)
-    assert not found.has("kv_cache_memory_bytes", "speculative_config") and found.values
-    assert found.served_model_name == []
+    result = of_server(words)
+    assert not result.has("kv_cache_memory_bytes", "speculative_config") and result.values
+    assert result.served_model_name == []
 
 
 def test_other_flags_may_stand_among_them() -> None:
-    found = among(["--attnres-backend", "cpp", "--max_model_len=4k", "--disable-trace"])
-    assert (found.max_model_len, found.dtype) == (4000, "auto")
-    assert found.unknown == ("--attnres-backend", "cpp", "--disable-trace")
+    result = among(["--attnres-backend", "cpp", "--max_model_len=4k", "--disable-trace"])
+    assert (result.max_model_len, result.dtype) == (4000, "auto")
+    assert result.unknown == ("--attnres-backend", "cpp", "--disable-trace")
 
 
 def test_a_platform_of_another_package_may_add_flags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,8 +332,8 @@ def test_another_version_is_read_once(another_vllm, monkeypatch) -> None:
 def test_a_vllm_that_cannot_be_imported(another_vllm, monkeypatch) -> None:
     """What is known of the newest tested one is read, and all others are left to it."""
     monkeypatch.setattr(table, "READING", "attnres_serve.nowhere")
-    found = of_server(["--another", "-tp", "2"])
-    assert (found.tensor_parallel_size, found.unknown) == (2, ("--another",))
+    result = of_server(["--another", "-tp", "2"])
+    assert (result.tensor_parallel_size, result.unknown) == (2, ("--another",))
     assert not [*another_vllm.rglob("flags-*.json")]
 
 
@@ -355,7 +357,7 @@ def test_kinds_and_spellings_without_vllm() -> None:
     ],
 )
 def test_a_mistake_costs_no_start(which: str, words: list[str]) -> None:
-    status, said, seconds = command(which, DEMO, *words)
+    status, message, seconds = command(which, DEMO, *words)
     assert status == 2
-    assert said.startswith("attnres-serve: found --") and said.count("\n") == 1
+    assert message.startswith("attnres-serve: found --") and message.count("\n") == 1
     assert seconds < of_a_start()

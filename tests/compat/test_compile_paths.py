@@ -72,8 +72,8 @@ def test_every_word_of_a_command_is_whole(mended, name) -> None:
     builder = CppBuilder("t", sources, option, f"/{name}")
     words = shlex.split(builder.get_command_line())
     target = builder.get_target_file_path()
-    wanted = [*sources, f"/{name}/h", f"-I/{name}/i", f"-L/{name}/l", target]
-    assert {*wanted} <= {*words} and target.startswith(f"/{name}/t")
+    expected = [*sources, f"/{name}/h", f"-I/{name}/i", f"-L/{name}/l", target]
+    assert {*expected} <= {*words} and target.startswith(f"/{name}/t")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -56,7 +56,7 @@ def told(monkeypatch: pytest.MonkeyPatch, *reasons: tuple[int, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kept", "said"),
+    ("code", "kept", "message"),
     [
         (-9, [], "was ended by signal 9 (SIGKILL), often the kernel's OOM killer"),
         (-9, [(ENGINE, "KeyError: 'of an hour ago'")], "was ended by signal 9 (SIGKILL)"),
@@ -70,12 +70,12 @@ def told(monkeypatch: pytest.MonkeyPatch, *reasons: tuple[int, str]) -> None:
         (0, [], "ended with status 0"),
     ],
 )
-def test_the_cause_of_a_dead_engine(monkeypatch, heard, code, kept, said) -> None:
+def test_the_cause_of_a_dead_engine(monkeypatch, heard, code, kept, message) -> None:
     told(monkeypatch, *kept)
     cause = asked(monkeypatch, ("EngineCore", code))
-    assert cause is not None and cause.startswith(f"the engine {said}")
+    assert cause is not None and cause.startswith(f"the engine {message}")
     sentence = dead_engine.sentence()
-    assert sentence.startswith(f"The engine {said}") and sentence.endswith(dead_engine.ADVICE)
+    assert sentence.startswith(f"The engine {message}") and sentence.endswith(dead_engine.ADVICE)
 
 
 def test_of_several_engines_the_one_that_failed_is_named(monkeypatch, heard) -> None:

@@ -115,16 +115,16 @@ def test_other_devices_are_served_in_torch(
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [("triton", "the triton backend was shown on CUDA alone"), ("cpp", "runs on CPU only")],
 )
 @pytest.mark.parametrize("interpreted", ["0", "1"])
 def test_other_devices_refuse_a_backend_that_has_no_place_there(
-    other: Kind, asked: str, said: str, interpreted: str, monkeypatch: pytest.MonkeyPatch
+    other: Kind, asked: str, message: str, interpreted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)
     config = SimpleNamespace(additional_config={"attnres_backend": asked}, model_config=MODEL)
-    with pytest.raises(SettingError, match=rf"{said}.*; choose the torch backend\.$"):
+    with pytest.raises(SettingError, match=rf"{message}.*; choose the torch backend\.$"):
         backend_choice.choose(config)
 
 

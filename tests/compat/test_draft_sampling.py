@@ -35,10 +35,10 @@ def test_every_draft_is_judged_by_its_requests_parameters(
     limits = {name: every[name][: len(temperatures)] if name in chosen else None for name in every}
     logits, given = torch.randn(int(drafts.sum()), 8), torch.tensor(temperatures)
     asked = SimpleNamespace(all_greedy=False, temperature=given, **limits)
-    found = rejection_sampler.apply_sampling_constraints(
+    result = rejection_sampler.apply_sampling_constraints(
         logits.clone(), drafts.cumsum(0).int(), asked
     )
     of = torch.arange(len(temperatures)).repeat_interleave(drafts)  # the request of each
     divided = logits / given.where(given != 0, 1.0)[of, None]
     own = [None if limit is None else limit[of] for limit in limits.values()]
-    torch.testing.assert_close(found, apply_top_k_top_p(divided, *own))
+    torch.testing.assert_close(result, apply_top_k_top_p(divided, *own))

@@ -18,5 +18,5 @@ def test_a_stage_has_room_for_what_it_receives(tokens, monkeypatch) -> None:
     monkeypatch.setattr(CPUModelRunner, name, getattr(CPUModelRunner, name), raising=False)
     eager_stages.PATCH.apply()
     eager_stages.PATCH.apply()
-    sent, found = receive(tokens)
-    assert torch.equal(sent, found)
+    sent, result = receive(tokens)
+    assert torch.equal(sent, result)

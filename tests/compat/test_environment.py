@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("VLLM_CPU_KVCACHE_SPACE", "1GiB", "and expected is a whole number of GiB; correct or"),
         ("VLLM_CPU_KVCACHE_SPACE", "0.25", "and expected is a whole number of GiB; correct or"),
@@ -32,12 +32,12 @@ pytest.importorskip("vllm")
     ],
 )
 @pytest.mark.parametrize("command", ["serve", "verify", "bench", "inspect"])
-def test_a_value_that_vllm_cannot_read(name, value, said, command, monkeypatch, capfd) -> None:
+def test_a_value_that_vllm_cannot_read(name, value, message, command, monkeypatch, capfd) -> None:
     """It would say so after seconds, without the variable's name, or after the weights."""
     monkeypatch.setenv(name, value)
     assert cli.main([command, str(DEMO)]) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"attnres-serve: {name} is {value!r}, {said}")
+    assert line.startswith(f"attnres-serve: {name} is {value!r}, {message}")
 
 
 def test_values_that_vllm_reads_are_left_alone(monkeypatch) -> None:

@@ -21,15 +21,15 @@ def chosen():
 def test_workers_share_the_experts(chosen):
     """Every chosen expert has its weight on one worker and 0 on the others."""
     weights, ids = chosen
-    found = torch.zeros(TOKENS, EXPERTS)
+    result = torch.zeros(TOKENS, EXPERTS)
     for own in ([0, 1, 2], [3, 4, 5]):
         numbers = torch.full((EXPERTS,), -1)
         numbers[own] = torch.arange(len(own))
         local_weights, local = expert_map.local_experts(weights, ids, numbers)
         assert local.dtype == ids.dtype and int(local.min()) >= 0 and int(local.max()) < len(own)
         every = torch.zeros(TOKENS, len(own)).scatter_add(1, local.long(), local_weights)
-        found[:, own] += every
-    assert torch.equal(found, torch.zeros(TOKENS, EXPERTS).scatter(1, ids.long(), weights))
+        result[:, own] += every
+    assert torch.equal(result, torch.zeros(TOKENS, EXPERTS).scatter(1, ids.long(), weights))
 
 
 @pytest.mark.parametrize("on_input", [False, True])
@@ -49,5 +49,5 @@ def test_vllms_kernel_is_given_local_experts(chosen, on_input, monkeypatch):
     assert given == words | {"expert_map": None}
     patched(None, expert_map=torch.tensor([0, 1, 2, -1, -1, -1]), **words)
     assert given["apply_router_weight_on_input"] is False and int(given["topk_ids"].max()) < 3
-    wanted = torch.where(ids < 3, torch.ones_like(weights) if on_input else weights, 0)
-    assert torch.equal(given["topk_weights"], wanted)
+    expected = torch.where(ids < 3, torch.ones_like(weights) if on_input else weights, 0)
+    assert torch.equal(given["topk_weights"], expected)

@@ -45,13 +45,13 @@ def test_every_head_of_latent_attention_is_rotated(heads: int, neox: bool, dtype
     def parts() -> tuple[torch.Tensor, torch.Tensor]:
         return whole.clone()[..., NOPE:], latent.clone()[:, LATENT:].unsqueeze(1)
 
-    wanted, found = (
+    expected, actual = (
         layer.forward_native(positions, *parts()),
         layer.forward_cpu(positions, *parts()),
     )
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert torch.equal(a, b)
-    assert (wanted[0] - parts()[0]).abs().max() > 0.1  # it rotates
+    assert (expected[0] - parts()[0]).abs().max() > 0.1  # it rotates
 
 
 @pytest.mark.parametrize("neox", [True, False])
@@ -62,12 +62,12 @@ def test_other_calls_go_to_the_operator(neox: bool, monkeypatch: pytest.MonkeyPa
         layer = RotaryEmbedding(SIZE, SIZE, 128, 10000.0, neox, torch.float32)
     positions = torch.randperm(100)[:TOKENS]
     query, key = torch.randn(TOKENS, HEADS * SIZE), torch.randn(TOKENS, SIZE)
-    wanted = layer.forward_native(positions, query.clone(), key.clone())
+    expected = layer.forward_native(positions, query.clone(), key.clone())
     monkeypatch.setattr(RotaryEmbedding, "forward_native", None)
-    found = layer.forward_cpu(positions, query, key)
-    assert found[0] is query and found[1] is key
+    actual = layer.forward_cpu(positions, query, key)
+    assert actual[0] is query and actual[1] is key
     # The same products in another order: a few roundings of 2^-24, of numbers below ten.
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     layer.forward_cpu(positions, query, None)
 
 
@@ -181,8 +181,8 @@ def test_what_kernels_for_amx_do_not_have_is_ours(
     mla_backend.compute_every_row()
     selected = SimpleNamespace(use_sparse=False, use_mla=True)
     try:
-        found = CpuPlatform.get_attn_backend_cls(config.attention_config.backend, selected)
-        assert (found == mla_backend.OURS) is not amx
+        result = CpuPlatform.get_attn_backend_cls(config.attention_config.backend, selected)
+        assert (result == mla_backend.OURS) is not amx
     finally:
         AttentionBackendEnum.CPU_MLA.clear_override()
 
@@ -195,8 +195,8 @@ def test_a_model_after_one_with_vllms_backend_has_ours(monkeypatch: pytest.Monke
 
     def chosen() -> str:
         with set_current_vllm_config(VllmConfig()):
-            found = selector.get_attn_backend(LATENT + SIZE, torch.float32, None, use_mla=True)
-        return f"{found.__module__}.{found.__qualname__}"
+            result = selector.get_attn_backend(LATENT + SIZE, torch.float32, None, use_mla=True)
+        return f"{result.__module__}.{result.__qualname__}"
 
     assert chosen() == AttentionBackendEnum.CPU_MLA.value
     mla_backend.compute_every_row()

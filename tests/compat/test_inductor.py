@@ -14,8 +14,8 @@ def test_a_buffer_is_read_after_it_was_filled() -> None:
     inputs = torch.randn(33, 64), torch.randn(33, 64), torch.randn(33, 1), torch.randn(33, 1)
     with torch.inference_mode(), lowered_anew():
         compiled = torch.compile(sums, fullgraph=True, dynamic=True)(*inputs)
-        for found, wanted in zip(compiled, sums(*inputs), strict=True):
-            torch.testing.assert_close(found, wanted)
+        for actual, expected in zip(compiled, sums(*inputs), strict=True):
+            torch.testing.assert_close(actual, expected)
 
 
 def test_the_mend_is_made_once() -> None:

@@ -35,13 +35,13 @@ def vllms_own(request, monkeypatch: pytest.MonkeyPatch) -> bool:
     return request.param in (Kind.CUDA, Kind.ROCM)
 
 
-@pytest.mark.parametrize("wanted", ["auto", None, "off"])
+@pytest.mark.parametrize("expected", ["auto", None, "off"])
 @pytest.mark.parametrize("config", [KIMI, K3], ids=["the text", "the whole"])
 def test_a_gpu_runs_vllms_own_unless_told_otherwise(
-    vllms_own: bool, config: dict[str, Any], wanted: str | None
+    vllms_own: bool, config: dict[str, Any], expected: str | None
 ) -> None:
-    given = None if wanted is None else {settings.NATIVE_KEY: wanted}
-    assert plugin.is_left_to_vllm(config, given) == (vllms_own and wanted != "off")
+    given = None if expected is None else {settings.NATIVE_KEY: expected}
+    assert plugin.is_left_to_vllm(config, given) == (vllms_own and expected != "off")
 
 
 def test_on_means_a_device_of_vllms_classes(vllms_own: bool) -> None:
@@ -63,7 +63,7 @@ def test_an_older_vllm_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "key", "said"),
+    ("kind", "key", "message"),
     [
         (Kind.CPU, BLOCK, "this project's class, because vLLM's own needs CUDA or ROCm"),
         (Kind.XPU, BLOCK, "this project's class, because vLLM's own needs CUDA or ROCm"),
@@ -73,13 +73,13 @@ def test_an_older_vllm_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_check_says_whose_class_serves_it(
-    kind: Kind, key: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    kind: Kind, key: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(device, "kind", lambda: kind)
     monkeypatch.setattr(needs, "check", lambda *_: None)  # vLLM's kernels for GPUs lack such a row
     monkeypatch.setattr(kimi_linear, "NATIVE", kimi_linear.NATIVE._replace(key=key))
     check(str(FAMILY_GOLDENS / "kimi_k3"), as_json=False)
-    assert f"served by     {said}" in capsys.readouterr().out
+    assert f"served by     {message}" in capsys.readouterr().out
 
 
 def test_alice_ai_is_left_where_vllm_has_its_module(

@@ -26,10 +26,10 @@ GRAMMAR = StructuredOutputsParams(regex="a+")
 
 def params(words: list[list[int]] = (), **asked: Any) -> SamplingParams:
     """As vLLM's input processor leaves them, with bad words as tokens."""
-    found = SamplingParams(max_tokens=10, **asked)
-    found.update_from_generation_config({}, END)
-    found._bad_words_token_ids = [*words] or None
-    return found
+    result = SamplingParams(max_tokens=10, **asked)
+    result.update_from_generation_config({}, END)
+    result._bad_words_token_ids = [*words] or None
+    return result
 
 
 def test_vllm_samples_a_token_though_all_are_forbidden() -> None:
@@ -59,10 +59,10 @@ CONTRADICTIONS = {
 }
 
 
-@pytest.mark.parametrize("said", CONTRADICTIONS)
-def test_what_a_request_shows_is_refused(said: str) -> None:
-    found = no_token_left.problem(params(**CONTRADICTIONS[said]), ROWS)
-    assert found is not None and found.startswith(said) and found.endswith("fields out.")
+@pytest.mark.parametrize("message", CONTRADICTIONS)
+def test_what_a_request_shows_is_refused(message: str) -> None:
+    result = no_token_left.problem(params(**CONTRADICTIONS[message]), ROWS)
+    assert result is not None and result.startswith(message) and result.endswith("fields out.")
 
 
 POSSIBLE = (
@@ -153,8 +153,8 @@ DEAD_ENDS = (
 
 @pytest.mark.parametrize(("tokens", "past", "asked", "kept"), DEAD_ENDS, ids=str)
 def test_an_answer_ends_before_a_forbidden_token(step, tokens, past, asked, kept) -> None:
-    request, found, stopped = step(tokens, past, **asked)
-    assert stopped and found == tokens[:kept]
+    request, result, stopped = step(tokens, past, **asked)
+    assert stopped and result == tokens[:kept]
     assert [*request.output_token_ids] == [*past, *tokens[:kept]]
     assert request.status == RequestStatus.FINISHED_ABORTED and request.stop_reason == REASON
 
@@ -171,8 +171,8 @@ GOES_ON = (
 
 @pytest.mark.parametrize(("tokens", "past", "asked"), GOES_ON, ids=str)
 def test_what_is_permitted_is_kept(step, tokens, past, asked) -> None:
-    request, found, stopped = step(tokens, past, **asked)
-    assert not stopped and found == tokens and request.stop_reason is None
+    request, result, stopped = step(tokens, past, **asked)
+    assert not stopped and result == tokens and request.stop_reason is None
 
 
 STOPS = (
@@ -185,8 +185,8 @@ STOPS = (
 
 @pytest.mark.parametrize(("tokens", "asked", "kept"), STOPS, ids=str)
 def test_an_answer_that_stops_before_has_no_reason_of_ours(step, tokens, asked, kept) -> None:
-    request, found, stopped = step(tokens, **asked)
-    assert stopped and found == tokens[:kept]
+    request, result, stopped = step(tokens, **asked)
+    assert stopped and result == tokens[:kept]
     assert request.status == RequestStatus.FINISHED_STOPPED and request.stop_reason is None
 
 
@@ -229,14 +229,14 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize("said", FIELDS)
-def test_a_client_is_told_of_an_answer_that_ended_so(said: str) -> None:
+@pytest.mark.parametrize("message", FIELDS)
+def test_a_client_is_told_of_an_answer_that_ended_so(message: str) -> None:
     closed: list[bool] = []
     client = client_of([None, REASON, None], closed)
     no_token_left.CLIENT.apply_to(client)
     with pytest.raises(VLLMValidationError) as caught:
-        asked(client, params(**FIELDS[said]))
-    assert said in str(caught.value) and caught.value.parameter in said and closed == [True]
+        asked(client, params(**FIELDS[message]))
+    assert message in str(caught.value) and caught.value.parameter in message and closed == [True]
 
 
 def test_other_answers_come_as_they_are() -> None:

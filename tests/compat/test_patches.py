@@ -53,29 +53,29 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> A
 
 
 def of(*targets: str, make: Callable[[Any], Any] | None = None, **changes: Any) -> Patch:
-    found = Patch(
+    result = Patch(
         targets=tuple(f"vllm.things:{target}" for target in targets),
         make=make or (lambda own: lambda *given: f"more than {own(*given)}"),
         why="it is wrong",
         models="all",
         first=versions.OLDEST,
     )
-    return replace(found, **changes)
+    return replace(result, **changes)
 
 
 def test_it_replaces_once(library: Any) -> None:
-    found = of("Thing.name", "call")
+    result = of("Thing.name", "call")
     for _ in range(2):
-        found.apply()
+        result.apply()
         assert library.Thing().name() == "more than own"
         assert library.call() == "more than own"
 
 
 def test_what_somebody_undid_is_replaced_again(library: Any) -> None:
-    own, found = library.call, of("call")
-    found.apply()
+    own, result = library.call, of("call")
+    result.apply()
     library.call = own
-    found.apply()
+    result.apply()
     assert library.call() == "more than own"
 
 
@@ -101,25 +101,25 @@ def test_a_range_of_versions(
 ) -> None:
     """Outside of it nothing is asked of the library, which may lack the target."""
     monkeypatch.setattr(patch, "_version", lambda library: installed)
-    found = of("call", first=first, last=last)
-    assert found.is_due() is is_due
-    found.apply()
+    result = of("call", first=first, last=last)
+    assert result.is_due() is is_due
+    result.apply()
     assert (library.call() == "own") is not is_due
     if not is_due:
-        replace(found, targets=("vllm.things:no_such",)).apply()
+        replace(result, targets=("vllm.things:no_such",)).apply()
 
 
 @pytest.mark.parametrize("target", ["no_such", "Thing.no_such", "NoSuch.name"])
 def test_a_missing_target(target: str, library: Any, said: Any, monkeypatch: Any) -> None:
     """An error in a version that was tested with it, and a warning, once, in another one."""
-    found = of("call", target)
+    result = of("call", target)
     named = f"found no vllm.things.{target} in vllm "
     with pytest.raises(SettingError, match=f"^{named}.*, which is replaced because it is wrong"):
-        found.apply()
+        result.apply()
     major, minor = versions.NEWEST
     monkeypatch.setattr(patch, "_version", lambda library: f"{major}.{minor + 1}.0")
     for _ in range(2):
-        found.apply()
+        result.apply()
     (record,) = said.records
     assert named in record.message
     assert library.call() == "more than own"
@@ -149,12 +149,12 @@ def test_objects_and_dictionaries() -> None:
             return "own"
 
     client, table = Client(), {"auto": None}
-    found = of(targets=("generate",), of="a client", make=lambda own: lambda: f"more than {own()}")
+    result = of(targets=("generate",), of="a client", make=lambda own: lambda: f"more than {own()}")
     for _ in range(2):
-        found.apply_to(client)
+        result.apply_to(client)
     assert client.generate() == "more than more than own"
     assert Client().generate() == "own"
-    replace(found, targets=("auto",)).apply_to(table, lambda own: "ours")
+    replace(result, targets=("auto",)).apply_to(table, lambda own: "ours")
     assert table == {"auto": "ours"}
 
 

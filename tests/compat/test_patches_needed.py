@@ -56,14 +56,14 @@ def test_a_workaround_is_needed_and_mends(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rotary", "dead_engine", "rows_without_adapter"])
 def test_a_library_that_has_mended_a_fault_is_found(name: str, tmp_path: Path) -> None:
     """What the workaround makes stands for what a later version has."""
-    found = tried(name, tmp_path, f"faults.apply({name!r})")
-    assert found.problem(name) == (
-        f"{found.library} has mended this: end the range of workarounds/{name}.py before it"
+    result = tried(name, tmp_path, f"faults.apply({name!r})")
+    assert result.problem(name) == (
+        f"{result.library} has mended this: end the range of workarounds/{name}.py before it"
     )
 
 
 @pytest.mark.parametrize(
-    ("due", "without", "within", "said"),
+    ("due", "without", "within", "message"),
     [
         (True, True, False, None),
         (False, False, False, None),
@@ -77,5 +77,5 @@ def test_a_library_that_has_mended_a_fault_is_found(name: str, tmp_path: Path) -
         (True, True, True, "workarounds/a.py does not mend vLLM 1"),
     ],
 )
-def test_what_is_to_be_changed(due: bool, without: bool, within: bool, said: str | None) -> None:
-    assert Tried("vLLM 1", due, without, within).problem("a") == said
+def test_what_is_to_be_changed(due: bool, without: bool, within: bool, message: str | None) -> None:
+    assert Tried("vLLM 1", due, without, within).problem("a") == message

@@ -53,15 +53,15 @@ def warnings() -> Iterator[list[str]]:
     """What we log by ``vllm``'s own logger, which does not propagate; its children are vLLM's."""
     import vllm  # noqa: F401  its first import may set up the logger anew, without our handler
 
-    found: list[str] = []
+    result: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.addFilter(lambda record: record.name == "vllm")
-    handler.emit = lambda record: found.append(record.getMessage())
+    handler.emit = lambda record: result.append(record.getMessage())
     logger = logging.getLogger("vllm")
     level = logger.level
     logger.setLevel(logging.WARNING)  # its first import may have been told to log errors only
     logger.addHandler(handler)
-    yield found
+    yield result
     logger.removeHandler(handler)
     logger.setLevel(level)
 
@@ -635,7 +635,7 @@ def test_sharded_sites_are_asked_for_by_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "blocks", "sublayers", "backend", "wanted"),
+    ("asked", "blocks", "sublayers", "backend", "expected"),
     [
         ("auto", 31, 96, "cpp", "single_pass"),
         ("auto", 32, 96, "cpp", "two_phase"),
@@ -649,11 +649,11 @@ def test_sharded_sites_are_asked_for_by_flags() -> None:
     ],
 )
 def test_auto_chooses_by_blocks(
-    asked: str, blocks: int, sublayers: int, backend: str, wanted: str
+    asked: str, blocks: int, sublayers: int, backend: str, expected: str
 ) -> None:
     """Only where it was measured, and never against what was asked for."""
     config = vllm_config(additional_config={"attnres_algorithm": asked}, model_config=measured())
-    assert backend_choice.choose_algorithm(config, blocks, sublayers, backend) == wanted
+    assert backend_choice.choose_algorithm(config, blocks, sublayers, backend) == expected
 
 
 def measured(dtype: torch.dtype = torch.bfloat16, hidden: int = 7168) -> SimpleNamespace:
@@ -707,7 +707,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("current", "wanted"),
+    ("current", "expected"),
     [
         ("", "attnres"),
         ("attnres", "attnres"),
@@ -717,11 +717,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ],
 )
 def test_plugins_that_the_user_named(
-    current: str, wanted: str, installed: Callable[..., None]
+    current: str, expected: str, installed: Callable[..., None]
 ) -> None:
     """The user's choice is kept and ours is added; what else is installed stays off."""
     installed(general_plugins=["other"])
-    assert launcher.allowed_plugins(current) == wanted
+    assert launcher.allowed_plugins(current) == expected
 
 
 def test_plugins_when_none_were_named(installed: Callable[..., None]) -> None:
@@ -851,11 +851,11 @@ def gpu(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleName
 
     ``capability`` is the device's, ``fault`` is what its triton backend does.
     """
-    found = SimpleNamespace(capability=(8, 0), fault=lambda: None, said=said)
+    result = SimpleNamespace(capability=(8, 0), fault=lambda: None, said=said)
 
     def load(name: str, dtype: torch.dtype) -> Any:
         if name == "triton":
-            found.fault()
+            result.fault()
             return cpp_backend
         return f"the {name} backend"
 
@@ -863,17 +863,17 @@ def gpu(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleName
     monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     monkeypatch.setattr(backends, "load", load)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: found.capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: result.capability)
     compare = comparison.difference
     on_cpu = torch.device("cpu")
     monkeypatch.setattr(comparison, "difference", lambda *given: compare(*given[:3], on_cpu))
     model = SimpleNamespace(get_hidden_size=lambda: 96, dtype=torch.bfloat16)
-    found.config = SimpleNamespace(additional_config=None, model_config=model)
+    result.config = SimpleNamespace(additional_config=None, model_config=model)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("meta"):  # where nothing that is made without a device can be read
-            yield found
+            yield result
     finally:
         torch.set_default_dtype(before)
 

@@ -27,10 +27,10 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def merged(name: str) -> list | None:
     first, other, second, _ = MERGED[name]
-    found = output(0, first)
-    found.add(output(other, second), aggregate=True)
-    assert len(found.outputs) == 1 + bool(other)
-    return found.prompt_logprobs
+    result = output(0, first)
+    result.add(output(other, second), aggregate=True)
+    assert len(result.outputs) == 1 + bool(other)
+    return result.prompt_logprobs
 
 
 @pytest.mark.usefixtures("untouched")

@@ -25,8 +25,8 @@ from vllm.sampling_params import StructuredOutputsParams
 
 @pytest.mark.parametrize("penalty", [5e-324, 1e-45, 1e-38, 9e-31, 1.1e30, 1e38, 1e300])
 def test_a_penalty_that_overflows(penalty: float) -> None:
-    found = penalties.problem(SamplingParams(repetition_penalty=penalty))
-    assert found == (
+    result = penalties.problem(SamplingParams(repetition_penalty=penalty))
+    assert result == (
         f"`repetition_penalty` is {penalty:g}; expected 1e-30 to 1e+30, and 1 for none."
     )
 
@@ -67,9 +67,11 @@ def test_a_sentence_without_its_field(parameter: str | None, value: Any) -> None
 
     for _ in range(2):  # idempotent
         bare_refusals.PATCH.apply()
-    said = "It is too long (at most 9)."
-    found = create_error_response(VLLMValidationError(said, parameter=parameter, value=value)).error
-    assert (found.message, found.param, found.code) == (said, parameter, 400)
+    message = "It is too long (at most 9)."
+    result = create_error_response(
+        VLLMValidationError(message, parameter=parameter, value=value)
+    ).error
+    assert (result.message, result.param, result.code) == (message, parameter, 400)
 
 
 # --- grammars
@@ -117,9 +119,11 @@ def one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_grammar_that_cannot_be_compiled(validate, field: str, value: Any) -> None:
     with pytest.raises(VLLMValidationError) as caught:
         validate(**{field: value})
-    said = str(caught.value)
-    assert said.startswith(f"`structured_outputs.{field}`") and " cannot be compiled (" in said
-    assert said.endswith(").") and "\n" not in said and len(said) < 400
+    message = str(caught.value)
+    assert (
+        message.startswith(f"`structured_outputs.{field}`") and " cannot be compiled (" in message
+    )
+    assert message.endswith(").") and "\n" not in message and len(message) < 400
     assert caught.value.parameter == f"structured_outputs.{field}"
 
 
@@ -130,15 +134,15 @@ def test_a_grammar_that_can(validate, outputs: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("message", "reason"),
     [
         ("Grammar error: at 1(8): no:\n    ([\n     ^\nerror: unclosed\n   1 | x\n", "unclosed"),
         ("Invalid grammar specification: Grammar error: 5 is none.", "5 is none"),
         ("\n" + "x" * 300, "x" * 200 + "..."),
     ],
 )
-def test_what_is_told_of_a_compiler(said: str, reason: str) -> None:
-    assert grammar_refusals.reason(said) == reason
+def test_what_is_told_of_a_compiler(message: str, reason: str) -> None:
+    assert grammar_refusals.reason(message) == reason
 
 
 def client_of(reasons: list[str | None], **config: Any) -> SimpleNamespace:
@@ -195,13 +199,13 @@ def renderer_of(tokenizer: Any = TOKENIZER) -> SimpleNamespace:
     async def decode(prompt: dict[str, Any]) -> dict[str, Any]:
         return prompt | {"prompt": "text"}
 
-    found = SimpleNamespace(
+    result = SimpleNamespace(
         _detokenize_prompt_async=decode, validate_token_ids=None, tokenizer=tokenizer
     )
     model = SimpleNamespace(get_vocab_size=lambda: 320)
     config = SimpleNamespace(model_config=model)
-    ids_without_row.name_the_field(SimpleNamespace(renderer=found, vllm_config=config))
-    return found
+    ids_without_row.name_the_field(SimpleNamespace(renderer=result, vllm_config=config))
+    return result
 
 
 @pytest.mark.parametrize("token", OUTSIDE)
@@ -216,8 +220,8 @@ def test_an_id_that_is_in_no_vocabulary_is_not_decoded(token: int) -> None:
 
 def test_an_id_of_either_vocabulary_is_decoded() -> None:
     for renderer, ids in ((renderer_of(), [5, 399]), (renderer_of(None), [2**32])):
-        found = asyncio.run(renderer._detokenize_prompt_async({"prompt_token_ids": ids}))
-        assert found["prompt"] == "text"
+        result = asyncio.run(renderer._detokenize_prompt_async({"prompt_token_ids": ids}))
+        assert result["prompt"] == "text"
         renderer.validate_token_ids(ids)
 
 

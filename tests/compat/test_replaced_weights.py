@@ -97,9 +97,9 @@ REASONS = (
 
 @pytest.mark.parametrize(("reason", "more"), REASONS, ids=[reason for reason, _ in REASONS])
 def test_an_engine_whose_weights_are_not_replaced(reason: str, more: dict[str, Any]) -> None:
-    found = replaced_weights.problem(made_up(**more))
-    assert found is not None and found.endswith(NEW_ENGINE) and "\n" not in found
-    assert found.startswith(f"weights cannot be replaced in a running engine {reason}")
+    result = replaced_weights.problem(made_up(**more))
+    assert result is not None and result.endswith(NEW_ENGINE) and "\n" not in result
+    assert result.startswith(f"weights cannot be replaced in a running engine {reason}")
     with pytest.raises(SettingError, match=re.escape(reason)):
         replaced_weights.check_start(made_up(**more))
     replaced_weights.check_start(made_up(**more | {"weight_transfer_config": None}))
@@ -108,8 +108,8 @@ def test_an_engine_whose_weights_are_not_replaced(reason: str, more: dict[str, A
 def test_an_engine_whose_weights_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replaced_weights.problem(made_up()) is None
     for load_format in ("safetensors", "dummy"):
-        found = made_up(load_config=SimpleNamespace(load_format=load_format))
-        assert replaced_weights.problem(found) is None
+        result = made_up(load_config=SimpleNamespace(load_format=load_format))
+        assert replaced_weights.problem(result) is None
     assert replaced_weights.problem(made_up(quantization="compressed-tensors")) is None
     monkeypatch.setattr(versions, "is_older_than", lambda other: True)
     assert "of a vLLM before 0.32" in str(replaced_weights.problem(made_up()))
@@ -188,7 +188,7 @@ class Engine:
         if self.is_async and method in (RELOAD, FINISH):
             is_ours = hasattr(self.vllm_config.model_config.hf_config, "attn_res_config")
             assert self.paused or not is_ours
-        return [{"problem": said, "broken": broken} for said, broken in self.answers]
+        return [{"problem": message, "broken": broken} for message, broken in self.answers]
 
     def _reset(self, running: bool = False, *_: Any) -> bool:
         self.asked.append("reset all" if running else "reset")
@@ -210,8 +210,8 @@ class Engine:
 
 def plain(method: Any) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        found = method(*args, **kwargs)
-        return asyncio.run(found) if asyncio.iscoroutine(found) else found
+        result = method(*args, **kwargs)
+        return asyncio.run(result) if asyncio.iscoroutine(result) else result
 
     return call
 
@@ -315,8 +315,8 @@ def test_calls_do_not_interleave() -> None:
     engine.engine_core.collective_rpc_async = slow
 
     async def both() -> None:
-        found: Any = engine
-        await asyncio.gather(found.collective_rpc(START), found.collective_rpc("update_weights"))
+        result: Any = engine
+        await asyncio.gather(result.collective_rpc(START), result.collective_rpc("update_weights"))
 
     asyncio.run(both())
     steps = (START, "update_weights")
@@ -391,8 +391,8 @@ def test_tensors_for_other_processes_go_in_a_file(engine_class: Any) -> None:
     path = engine.asked[-1][1][FILE]
     with pytest.raises(CheckpointError, match="cannot be read as tensors"):
         [*tensor_file.tensors_of(path)]
-    for wrong, said in (([("a", 1)], "is a int"), ([("a", table)] * 2, "comes twice")):
-        with pytest.raises(CheckpointError, match=said):
+    for wrong, message in (([("a", 1)], "is a int"), ([("a", table)] * 2, "comes twice")):
+        with pytest.raises(CheckpointError, match=message):
             engine.calls(engine_class)(RELOAD, kwargs={"weights_iterator": wrong})
 
 
@@ -418,12 +418,14 @@ def torn(engine: Engine, cls: Any) -> None:
             call()
 
 
-@pytest.mark.parametrize(("answers", "said", "is_broken"), ENDS)
-def test_what_workers_answer(answers: Any, said: Any, is_broken: bool, engine_class: Any) -> None:
+@pytest.mark.parametrize(("answers", "message", "is_broken"), ENDS)
+def test_what_workers_answer(
+    answers: Any, message: Any, is_broken: bool, engine_class: Any
+) -> None:
     """Weights that are not whole serve nothing, until all were replaced."""
     engine = Engine(made_up(), answers=answers)
     call = engine.calls(engine_class)
-    with nullcontext() if said is None else pytest.raises(SettingError, match=f"^{said}$"):
+    with nullcontext() if message is None else pytest.raises(SettingError, match=f"^{message}$"):
         call(RELOAD)
     assert not engine.paused
     if not is_broken:
@@ -488,7 +490,7 @@ def test_workers_that_do_not_answer(method: str, engine_class: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "level", "said"),
+    ("kind", "level", "message"),
     [
         (Kind.CPU, 1, "frees no memory on a CPU"),
         (Kind.CPU, 2, "frees no memory on a CPU"),
@@ -496,10 +498,10 @@ def test_workers_that_do_not_answer(method: str, engine_class: Any) -> None:
     ],
 )
 def test_sleep(
-    kind: Kind, level: int, said: str, engine_class: Any, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, level: int, message: str, engine_class: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "kind", lambda: kind)
-    with pytest.raises(SettingError, match=f"^sleep level {level} {said}"):
+    with pytest.raises(SettingError, match=f"^sleep level {level} {message}"):
         plain(engine_class.sleep.__get__(Engine(made_up())))(level)
 
 
@@ -526,10 +528,10 @@ class Model:
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     """vLLM's, of an AttnRes model whose weights can be replaced."""
-    found = SimpleNamespace(
+    result = SimpleNamespace(
         vllm_config=made_up(), model_config=made_up().model_config, model=Model(), asked=[]
     )
-    found.get_model = lambda: found.model
+    result.get_model = lambda: result.model
 
     def own(self: Any, *given: Any) -> None:
         self.asked.append(given)
@@ -537,8 +539,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(Worker, RELOAD, own)
     for _ in range(2):  # idempotent
         replaced_weights.WORKERS[0].apply()
-    found.call = Worker.reload_weights.__get__(found)
-    return found
+    result.call = Worker.reload_weights.__get__(result)
+    return result
 
 
 def test_a_worker_reads_folders_and_tensors(worker: Any) -> None:
@@ -553,17 +555,17 @@ def test_a_worker_reads_folders_and_tensors(worker: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "given"),
+    ("message", "given"),
     [
         ("reload_weights was called in a worker", {"weights_path": "new"}),
         ("leave is_checkpoint_format out", {"is_checkpoint_format": False, ASKED: True}),
         ("is_partial is 'no'", {"is_partial": "no", "weights_iterator": [], ASKED: True}),
     ],
 )
-def test_what_a_worker_refuses(said: str, given: dict[str, Any], worker: Any) -> None:
+def test_what_a_worker_refuses(message: str, given: dict[str, Any], worker: Any) -> None:
     """It answers and does not raise, so that no reply is left in a queue."""
-    found = worker.call(**given)
-    assert said in found["problem"] and not found["broken"]
+    result = worker.call(**given)
+    assert message in result["problem"] and not result["broken"]
     assert not worker.asked and not worker.model.read
 
 
@@ -573,8 +575,8 @@ def test_a_worker_that_fails_says_so(worker: Any, monkeypatch: pytest.MonkeyPatc
         raise OSError("disk\nfull")
 
     monkeypatch.setattr(worker.model, "attn_res_read", fails)
-    found = worker.call(weights_path="new", attn_res_asked=True)
-    assert "(OSError: disk)" in found["problem"] and found["broken"] == ["target"]
+    result = worker.call(weights_path="new", attn_res_asked=True)
+    assert "(OSError: disk)" in result["problem"] and result["broken"] == ["target"]
 
 
 def test_a_worker_of_another_model_takes_what_it_took(worker: Any) -> None:

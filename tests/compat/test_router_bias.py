@@ -24,21 +24,21 @@ def test_experts_are_chosen_by_score_and_bias(renormalize: bool) -> None:
     """And weighed by score alone, as Hugging Face's Ernie 4.5 MoE does."""
     router_bias.PATCH.apply()
     logits, bias = torch.randn(TOKENS, EXPERTS), torch.rand(EXPERTS)
-    found = chosen(
+    actual = chosen(
         CPURouter(TOP_K, EXPERTS, renormalize=renormalize, e_score_correction_bias=bias), logits
     )
     scores = logits.softmax(-1)
     best = (scores + bias).topk(TOP_K).indices
-    wanted = torch.zeros_like(scores).scatter_(1, best, scores.gather(1, best))
+    expected = torch.zeros_like(scores).scatter_(1, best, scores.gather(1, best))
     if renormalize:
-        wanted = wanted / wanted.sum(-1, keepdim=True)
-    torch.testing.assert_close(found, wanted)
+        expected = expected / expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_routers_without_a_bias_are_vllms_own() -> None:
     router_bias.PATCH.apply()
     logits = torch.randn(TOKENS, EXPERTS)
-    found = chosen(CPURouter(TOP_K, EXPERTS), logits)
+    actual = chosen(CPURouter(TOP_K, EXPERTS), logits)
     best = logits.topk(TOP_K)
-    wanted = torch.zeros_like(logits).scatter_(1, best.indices, best.values.softmax(-1))
-    torch.testing.assert_close(found, wanted)
+    expected = torch.zeros_like(logits).scatter_(1, best.indices, best.values.softmax(-1))
+    torch.testing.assert_close(actual, expected)

@@ -43,20 +43,20 @@ def test_each_row_gets_its_own_adapter_or_none(part: str, ids: tuple[int, ...]) 
     x, y = torch.randn(len(ids), WIDTH), torch.randn(len(ids), TOKENS)
     down, up = torch.randn(SLOTS, 1, RANK, WIDTH), torch.randn(SLOTS, 1, TOKENS, RANK)
     rows = wrapper(ids)
-    found = y.clone()
+    result = y.clone()
     if part == "linear":
-        rows.add_lora_linear(found, x, (down,), (up,), 1.0, (TOKENS,))
+        rows.add_lora_linear(result, x, (down,), (up,), 1.0, (TOKENS,))
     elif part == "logits":
-        rows.add_lora_logits(found, x, down, up, 1.0)
+        rows.add_lora_logits(result, x, down, up, 1.0)
     else:
-        rows.add_lora_embedding(found, x[:, :RANK], up)
+        rows.add_lora_embedding(result, x[:, :RANK], up)
     for row, number in enumerate(ids):
         if number:
             slot = OF_SLOTS.index(number)
             low = x[row, :RANK] if part == "embedding" else down[slot, 0] @ x[row]
-            torch.testing.assert_close(found[row], y[row] + up[slot, 0] @ low)
+            torch.testing.assert_close(result[row], y[row] + up[slot, 0] @ low)
         else:
-            assert found[row].equal(y[row])
+            assert result[row].equal(y[row])
 
 
 # --- prompts whose logprobs are asked for
@@ -87,9 +87,9 @@ def test_a_prompts_rows_have_its_own_adapter(monkeypatch: pytest.MonkeyPatch) ->
         lora_manager=SimpleNamespace(_adapter_manager=manager),
         requests={"tuned": tuned, "chunked": tuned, "plain": SimpleNamespace(lora_request=None)},
     )
-    found = GPUModelRunner._get_prompt_logprobs_dict(runner, torch.zeros(6, 1), {})
+    result = GPUModelRunner._get_prompt_logprobs_dict(runner, torch.zeros(6, 1), {})
     assert asked_for == {"tuned": (9,), "chunked": (9,), "plain": (0,)}
-    assert set(found) == {"tuned", "plain"}
+    assert set(result) == {"tuned", "plain"}
     assert runner.num_prompt_logprobs == {"chunked": 3}
     assert manager._last_mapping is of_step
 
@@ -99,7 +99,7 @@ def test_one_number_stands_for_all_rows() -> None:
     x, y = torch.randn(5, WIDTH), torch.randn(5, TOKENS)
     down, up = torch.randn(SLOTS, 1, RANK, WIDTH), torch.randn(SLOTS, 1, TOKENS, RANK)
     for number in (9, 0):
-        found, rows = y.clone(), wrapper((number,))
-        rows.add_lora_logits(found, x, down, up, 1.0)
-        wanted = y + x @ down[1, 0].T @ up[1, 0].T if number else y
-        torch.testing.assert_close(found, wanted)
+        actual, rows = y.clone(), wrapper((number,))
+        rows.add_lora_logits(actual, x, down, up, 1.0)
+        expected = y + x @ down[1, 0].T @ up[1, 0].T if number else y
+        torch.testing.assert_close(actual, expected)

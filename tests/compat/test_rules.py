@@ -35,24 +35,24 @@ def config(
     eager: bool = False,
     **sizes: Any,
 ):
-    found = vllm_config(num_speculative_tokens=drafts)
-    model, parallel = found.model_config, found.parallel_config
+    result = vllm_config(num_speculative_tokens=drafts)
+    model, parallel = result.model_config, result.parallel_config
     model.dtype, model.enforce_eager, model.is_hybrid = dtype, eager, hybrid
     model.hf_text_config = SimpleNamespace(num_hidden_layers=layers, **sizes)
-    found.cache_config.enable_prefix_caching = prefixes
+    result.cache_config.enable_prefix_caching = prefixes
     parallel.use_sequence_parallel_moe = split
     parallel.tensor_parallel_size, parallel.data_parallel_size = workers, engines
     parallel.pipeline_parallel_size = stages
-    return found
+    return result
 
 
 def require(name: str, changes: Config | None = None, **given: Any) -> None:
     """Ask for the settings of a family with its tiny config.json, changed."""
-    found = config(**given)
-    model = found.model_config.hf_config
+    result = config(**given)
+    model = result.model_config.hf_config
     model.architectures = [FAMILIES[name].architecture]
     model.attn_res_config = {**TINY[name], **(changes or {})}
-    rules.require(EngineFacts(found))
+    rules.require(EngineFacts(result))
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_a_stage_with_one_kind_of_cache(
     name: str, key: str, kinds: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def layers(letters: str) -> dict[str, Any]:
-        found = [kinds[letter] for letter in letters]
-        return {key: found if key == "layer_types" else "".join(found), "num_dense_layers": 0}
+        result = [kinds[letter] for letter in letters]
+        return {key: result if key == "layer_types" else "".join(result), "num_dense_layers": 0}
 
     monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     for letters in ("LFLF", "FLLF"):
@@ -256,8 +256,8 @@ def source(family: Family) -> str:
     ],
 )
 def test_the_limits_are_those_of_the_installed_vllm(text: str, limit: Limit) -> None:
-    found = [family for family in FAMILIES.values() if text in source(family)]
-    assert found and all(limit in family.limits for family in found)
+    result = [family for family in FAMILIES.values() if text in source(family)]
+    assert result and all(limit in family.limits for family in result)
 
 
 def test_the_limit_of_fused_sums_is_no_familys() -> None:
@@ -267,8 +267,8 @@ def test_the_limit_of_fused_sums_is_no_familys() -> None:
 
 def test_layers_that_are_reordered_are_those_of_the_installed_vllm() -> None:
     text = "permute_qk_weight_for_rotary"
-    found = [family.reordered for family in FAMILIES.values() if text in source(family)]
-    assert found == [("q_proj", "k_proj")]
+    result = [family.reordered for family in FAMILIES.values() if text in source(family)]
+    assert result == [("q_proj", "k_proj")]
 
 
 def test_every_limit_is_refused_somewhere() -> None:
@@ -278,7 +278,7 @@ def test_every_limit_is_refused_somewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
         ({"linear_conv_kernel_dim": 5}, "linear_conv_kernel_dim is 5, and vLLM's kernel for GPUs"),
         ({"linear_attn_config": {"short_conv_kernel_size": 6}}, "short_conv_kernel_size is 6"),
@@ -289,13 +289,13 @@ def test_every_limit_is_refused_somewhere() -> None:
     ],
 )
 def test_a_convolution_that_vllms_kernel_computes_wrongly(
-    sizes: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch
+    sizes: dict[str, Any], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
-    if said is None:
+    if message is None:
         require("gated_deltanet", **sizes)
     else:
-        with pytest.raises(SettingError, match=f"{said}.*; serve this model on a CPU"):
+        with pytest.raises(SettingError, match=f"{message}.*; serve this model on a CPU"):
             require("gated_deltanet", **sizes)
     monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     require("gated_deltanet", **sizes)

@@ -25,14 +25,14 @@ def metaspace() -> PreTrainedTokenizerFast:
 def test_a_space_before_a_word_is_kept(metaspace):
     """In what a server answers."""
     ids = metaspace.convert_tokens_to_ids(["<s>", "▁the", "s", ",", "▁a"])
-    wanted = ["<s>", " the", "s", ",", " a"]
+    expected = ["<s>", " the", "s", ",", " a"]
     assert metaspace.decode([ids[1]]) == "the"  # what is mended
-    assert texts_behind_another(metaspace, ids) == wanted
+    assert texts_behind_another(metaspace, ids) == expected
     model = SimpleNamespace(skip_tokenizer_init=False)
     client = SimpleNamespace(
         get_tokenizer=lambda: metaspace, vllm_config=SimpleNamespace(model_config=model)
     )
-    assert requests.token_texts(client, ids) == wanted
+    assert requests.token_texts(client, ids) == expected
 
 
 def test_bytes_that_are_no_whole_character():

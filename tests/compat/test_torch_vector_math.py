@@ -30,10 +30,10 @@ def test_registering_settles_the_functions_of_a_rotary_table():
     """The plugin is loaded by every process of vLLM's before it builds a model."""
     with Calls() as calls:
         plugin.register()
-    wanted = {
+    expected = {
         (f.__name__, d) for f in torch_vector_math.FUNCTIONS for d in (torch.float32, torch.float64)
     }
-    assert {("cos", torch.float32), ("sin", torch.float32)} < wanted <= calls.made
+    assert {("cos", torch.float32), ("sin", torch.float32)} < expected <= calls.made
 
 
 FIRST_CALLS = """

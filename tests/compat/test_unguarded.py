@@ -38,7 +38,7 @@ GUARDED, UNGUARDED = 'if __name__ == "__main__":', "if True:"
 
 
 @pytest.mark.parametrize(
-    ("guard", "world", "in_process", "said", "told"),
+    ("guard", "world", "in_process", "message", "reported"),
     [
         (GUARDED, 1, 0, "an engine\nstatus 0\n", ""),
         (UNGUARDED, 1, 0, "status 1\n", f"{unguarded.SENTENCE}\n"),
@@ -47,9 +47,9 @@ GUARDED, UNGUARDED = 'if __name__ == "__main__":', "if True:"
     ],
 )
 def test_a_script(
-    guard: str, world: int, in_process: int, said: str, told: str, tmp_path: Path
+    guard: str, world: int, in_process: int, message: str, reported: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT.format(guard=guard, world=world, in_process=in_process))
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.stderr, done.returncode) == (said, told, 0)
+    assert (done.stdout, done.stderr, done.returncode) == (message, reported, 0)

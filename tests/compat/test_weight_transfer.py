@@ -54,7 +54,7 @@ def test_where_a_file_may_be(apart: Path) -> None:
     (shared / "to apart").symlink_to(apart / "secret")
     os.mkfifo(shared / "pipe")
     save_file({"a": torch.ones(2)}, apart / "secret")
-    for path, said in (
+    for path, message in (
         (apart / "secret", "expected a file below"),
         (shared / "to apart", "expected a file below"),
         (shared / ".." / "apart" / "secret", "expected a file below"),
@@ -62,17 +62,17 @@ def test_where_a_file_may_be(apart: Path) -> None:
         (shared, "expected a regular file"),
         (shared / "gone", "No such file"),
     ):
-        with pytest.raises(CheckpointError, match=f"cannot be read as tensors .*{said}"):
+        with pytest.raises(CheckpointError, match=f"cannot be read as tensors .*{message}"):
             read(path)
 
 
 def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:
     save_file({"a": torch.ones(4)}, tmp_path / "file")
-    found = read(tmp_path / "file")["a"]
+    result = read(tmp_path / "file")["a"]
     with (tmp_path / "file").open("r+b") as file:
         file.seek(-16, 2)
         file.write(bytes(16))
-    assert found.tolist() == [1] * 4
+    assert result.tolist() == [1] * 4
 
 
 SENT = [("a", torch.ones(2))]
@@ -147,7 +147,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     replaced_weights.WORKERS[1].apply()
     engine = SharedMemoryEngine.__new__(SharedMemoryEngine)
     engine._default_model = engine._default_model_config = None  # type: ignore[assignment]
-    found = SimpleNamespace(
+    result = SimpleNamespace(
         vllm_config=None,
         weight_transfer_engine=engine,
         _weight_update_active=False,
@@ -157,15 +157,15 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     )
 
     def begin(worker: Any, is_draft: bool, is_partial: bool) -> Update:
-        found.begun.append(is_partial)
+        result.begun.append(is_partial)
         return Update()
 
     model = SimpleNamespace(attn_res_base=None, attn_res_begin=begin)
-    found.get_model = lambda: model
+    result.get_model = lambda: model
     for name in ("_check_weight_transfer_engine", "_start_weight_update"):
-        setattr(found, name, getattr(Worker, name).__get__(found))
-    found.step = lambda name, **given: getattr(Worker, name).__get__(found)(**given)["problem"]
-    return found
+        setattr(result, name, getattr(Worker, name).__get__(result))
+    result.step = lambda name, **given: getattr(Worker, name).__get__(result)(**given)["problem"]
+    return result
 
 
 def test_a_start_discards_what_was_begun(worker: Any, tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_a_start_discards_what_was_begun(worker: Any, tmp_path: Path) -> None:
         assert (worker.weight_transfer_engine.update is None) == (name != START)
     assert worker.step(START) is None
     save_file({"wrong": torch.ones(1)}, tmp_path / "file")
-    said = worker.step(PIECE, update_info={"path": str(tmp_path / "file")})
-    assert said == "the tensor wrong is wrong."
+    message = worker.step(PIECE, update_info={"path": str(tmp_path / "file")})
+    assert message == "the tensor wrong is wrong."
     assert not worker._weight_update_active and worker.weight_transfer_engine.update is None
 
 
@@ -205,10 +205,10 @@ def test_what_is_partial_is_one_update(worker: Any, monkeypatch: pytest.MonkeyPa
 def test_a_fault_is_told_in_one_line(worker: Any) -> None:
     """The log has the rest."""
     worker.step(START)
-    said = worker.step(FINISH)
-    assert said.startswith("weights could not be replaced (OverflowError: no)")
-    said = worker.step(INIT, init_info={"partly": True})
-    assert "unexpected keyword argument 'partly'" in said and "\n" not in said
+    message = worker.step(FINISH)
+    assert message.startswith("weights could not be replaced (OverflowError: no)")
+    message = worker.step(INIT, init_info={"partly": True})
+    assert "unexpected keyword argument 'partly'" in message and "\n" not in message
 
 
 class Sender(WeightSender):

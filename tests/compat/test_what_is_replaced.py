@@ -36,13 +36,13 @@ def test_a_start_replaces_what_the_table_says(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     model = write_standard(tmp_path / "model", base="llama", layers=2, seed=3)
     by_vllm = changed(model, tmp_path / "stock", VLLM_PLUGINS="")
-    found = changed(GOLDENS / "fla_transformer_block", tmp_path / "ours") - by_vllm - {EXTENSION}
+    result = changed(GOLDENS / "fla_transformer_block", tmp_path / "ours") - by_vllm - {EXTENSION}
     due = [one for each in patches.table().values() for one in each if one.is_due()]
     stated = {target for one in due if not one.of for target in one.targets}
     always = {
         target for one in due if not one.of and one.models in ALWAYS for target in one.targets
     }
-    assert always <= found <= stated
+    assert always <= result <= stated
     assert not by_vllm & stated
 
 

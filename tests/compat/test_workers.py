@@ -75,9 +75,9 @@ def has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 )
 def test_cores_are_divided(has, monkeypatch, machine, allowed, words, value) -> None:
     has(machine, *allowed)
-    for said in (None, "auto", " "):
-        if said is not None:
-            monkeypatch.setenv(workers.VARIABLE, said)
+    for message in (None, "auto", " "):
+        if message is not None:
+            monkeypatch.setenv(workers.VARIABLE, message)
         assert workers.bind(of_server(words.split())) == value
         assert os.environ.get(workers.VARIABLE) == value
         monkeypatch.delenv(workers.VARIABLE, raising=False)
@@ -121,7 +121,7 @@ def test_another_device_is_left_alone(has, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "words", "said"),
+    ("allowed", "words", "message"),
     [
         ((0,), "-tp 2", r"^--tensor-parallel-size 2 asks for 2 workers .* may use 1 core \(0\), .*"
          r" set VLLM_CPU_OMP_THREADS_BIND='0\|0' to have them share it, slowly\.$"),
@@ -130,14 +130,14 @@ def test_another_device_is_left_alone(has, monkeypatch) -> None:
         ((), "-tp 2 -pp 2", r"^--tensor-parallel-size 2 with --pipeline-parallel-size 2 asks for"),
     ],
 )  # fmt: skip
-def test_fewer_cores_than_workers_are_refused(has, allowed, words, said) -> None:
+def test_fewer_cores_than_workers_are_refused(has, allowed, words, message) -> None:
     has(TWO, *allowed)
-    with pytest.raises(SettingError, match=said):
+    with pytest.raises(SettingError, match=message):
         workers.bind(of_server(words.split()))
 
 
 @pytest.mark.parametrize(
-    ("value", "words", "said"),
+    ("value", "words", "message"),
     [
         ("0", "-tp 2", r"'0', the cores of 1, and the number of workers on this machine is 2 "
          r"\(--tensor-parallel-size 2\); expected 2 lists of cores with \| between them, such as "
@@ -152,17 +152,17 @@ def test_fewer_cores_than_workers_are_refused(has, allowed, words, said) -> None
         ("0|7", "-pp 2", r"'0\|7', and this process may not use core 7; expected 2 lists of"),
     ],
 )  # fmt: skip
-def test_lists_that_do_not_fit_are_refused(has, monkeypatch, value, words, said) -> None:
+def test_lists_that_do_not_fit_are_refused(has, monkeypatch, value, words, message) -> None:
     """vLLM would raise in the engine, or leave threads unbound."""
     has(TWO)
     monkeypatch.setenv(workers.VARIABLE, value)
-    with pytest.raises(SettingError, match=said):
+    with pytest.raises(SettingError, match=message):
         workers.bind(of_server(words.split()))
 
 
 def test_this_machine_has_the_cores_that_this_process_may_use() -> None:
-    found = [core for _, core in workers._cores()]
-    assert found and {*found} <= os.sched_getaffinity(0)
+    result = [core for _, core in workers._cores()]
+    assert result and {*result} <= os.sched_getaffinity(0)
 
 
 def test_a_start_refuses_before_vllm_is_imported(has, monkeypatch, capfd) -> None:
@@ -173,11 +173,13 @@ def test_a_start_refuses_before_vllm_is_imported(has, monkeypatch, capfd) -> Non
 
 
 def test_a_start_tells_the_workers_of_vllm(has, monkeypatch) -> None:
-    told = []
-    monkeypatch.setattr(openai_server, "run_server", lambda *args: told.append(dict(os.environ)))
+    reported = []
+    monkeypatch.setattr(
+        openai_server, "run_server", lambda *args: reported.append(dict(os.environ))
+    )
     has(TWO)
     assert cli.main(["serve", str(DEMO), "-tp", "2", "--enforce-eager", "--port", "0"]) == 0
-    assert told[0][workers.VARIABLE] == "0|1"
+    assert reported[0][workers.VARIABLE] == "0|1"
 
 
 @pytest.mark.parametrize("words", ["-tp 0", "-pp=0", "-dp -1", "--nnodes 0", "-pcp 0"])

@@ -66,20 +66,22 @@ def test_tensors_are_those_of_hugging_face(name: str, variant: dict[str, Any]) -
     family = FAMILIES[name]
     if FACTS[name].is_tiny:
         config = tiny(name, **variant)
-        wanted = {key: tuple(tensor.shape) for key, tensor in saved(config).items()}
-        assert family.shapes(config) == wanted
+        expected = {key: tuple(tensor.shape) for key, tensor in saved(config).items()}
+        assert family.shapes(config) == expected
         return
     config = CONFIG | variant
     own = CONFIG_MAPPING[family.hf](**config)
     with torch.device("meta"):
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(own)](own)
-    wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    expected = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     if own.tie_word_embeddings:
-        del wanted["lm_head.weight"]
+        del expected["lm_head.weight"]
     # vLLM's has none on o; a checkpoint with one is refused.
     if name == "qwen3" and own.attention_bias:
-        wanted = {key: shape for key, shape in wanted.items() if not key.endswith("o_proj.bias")}
-    assert family.shapes(config) == wanted
+        expected = {
+            key: shape for key, shape in expected.items() if not key.endswith("o_proj.bias")
+        }
+    assert family.shapes(config) == expected
 
 
 def translated(name: str, **changes: Any) -> Any:
@@ -94,8 +96,8 @@ def translated(name: str, **changes: Any) -> Any:
 def test_variants_are_served_as_they_are(name: str) -> None:
     """Nothing that a variant states is left out on the way to vLLM."""
     for changes in FACTS[name].variants.values():
-        found = translated(name, num_hidden_layers=4, **changes)
-        assert found.config.items() >= changes.items()
+        result = translated(name, num_hidden_layers=4, **changes)
+        assert result.config.items() >= changes.items()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_layers_without_experts_are_counted_from_the_first(stated: dict[str, int
 def test_those_that_show_their_layers_are_known() -> None:
     """By vLLM's classes: the decoder calls the hook, and the model says so."""
     interfaces = pytest.importorskip("vllm.model_executor.models.interfaces")
-    found = set()
+    result = set()
     for family in FAMILIES.values():
         model = getattr(importlib.import_module(family.module), family.cls)
         modules = {sys.modules[base.__module__] for base in model.__mro__}
@@ -152,12 +154,12 @@ def test_those_that_show_their_layers_are_known() -> None:
         ]
         calls = any("._maybe_add_hidden_state(" in inspect.getsource(d.forward) for d in decoders)
         if calls and interfaces.SupportsEagle3 in model.__mro__:
-            found.add(family.name)
+            result.add(family.name)
     shown = {family.name for family in FAMILIES.values() if Limit.SHOWN_LAYERS not in family.limits}
     # Granite's decoder here is ours, without a call; the others were not tried.  Drafts of
     # Nemotron-H need a GPU.
     untried = {"granite", "nemotron_h", "gated_llama", "normed_llama", "gated_deltanet", "kda"}
-    assert found - untried == shown
+    assert result - untried == shown
 
 
 def test_the_page_lists_those_without_a_prefix_cache_on_a_cpu() -> None:
@@ -179,12 +181,12 @@ def test_the_page_lists_them() -> None:
 def test_configurations_reach_other_processes(name: str) -> None:
     """By the name of their class, which is called as Hugging Face's own, with its model type."""
     family = FAMILIES[name]
-    found = pickle.loads(pickle.dumps(model_config.build(translated(name))))
-    assert type(found) is model_config.class_of(family)
+    result = pickle.loads(pickle.dumps(model_config.build(translated(name))))
+    assert type(result) is model_config.class_of(family)
     if family.has_hf_class:
-        assert type(found).__name__ == CONFIG_MAPPING_NAMES[family.hf]
-    assert found.model_type == family.hf
-    assert layout_of(found.attn_res_config).num_layers == found.num_hidden_layers
+        assert type(result).__name__ == CONFIG_MAPPING_NAMES[family.hf]
+    assert result.model_type == family.hf
+    assert layout_of(result.attn_res_config).num_layers == result.num_hidden_layers
     model_config.register_model_types()
     read = AutoConfig.for_model(family.model_type)
     with pytest.raises(ValueError, match="Unrecognized configuration class"):

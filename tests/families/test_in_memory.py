@@ -59,14 +59,14 @@ def test_every_number_comes_back(name: str, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / name, name, 4, 3, 1.0, "float32", {})
     config, state = tiny(name), in_memory(name, folder)
     index = TensorIndex(house, BaseTensors(name, config), None)
-    found = {part: piece for own in state for part, piece in index.pieces(own, state[own])}
-    wanted = load_file(folder / WEIGHTS)
+    actual = {part: piece for own in state for part, piece in index.pieces(own, state[own])}
+    expected = load_file(folder / WEIGHTS)
     if config["tie_word_embeddings"]:
-        found.pop("lm_head.weight", None)
-    assert found.keys() == wanted.keys()
-    assert any(own not in wanted for own in state)
-    for part, piece in found.items():
-        assert torch.equal(piece, wanted[part]), part
+        actual.pop("lm_head.weight", None)
+    assert actual.keys() == expected.keys()
+    assert any(own not in expected for own in state)
+    for part, piece in actual.items():
+        assert torch.equal(piece, expected[part]), part
 
 
 @pytest.mark.parametrize("name", ["olmoe", "mixtral", "granitemoe", "lfm2_moe"])
@@ -78,9 +78,9 @@ def test_it_is_served_and_converted(name: str, tmp_path: Path) -> None:
         del state["lm_head.weight"]  # which the embedding stands for
     save(folder, state)
     convert(str(folder), str(tmp_path / "with"), zero_queries_block_size=2)
-    found = load_file(tmp_path / "with" / WEIGHTS)
-    assert {name for name in found if "_res_" not in name} == usual.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in usual.items())
+    result = load_file(tmp_path / "with" / WEIGHTS)
+    assert {name for name in result if "_res_" not in name} == usual.keys()
+    assert all(torch.equal(result[name], tensor) for name, tensor in usual.items())
     own = write_house(tmp_path / "house", name, layers=4, block_size=3)
     queries = {k: v for k, v in load_file(own / WEIGHTS).items() if "_res_" in k}
     save(own, state | queries)
@@ -92,9 +92,9 @@ def test_it_is_served_and_converted(name: str, tmp_path: Path) -> None:
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(CheckpointError) as found:
+    with pytest.raises(CheckpointError) as result:
         check_folder(folder)
-    return str(found.value)
+    return str(result.value)
 
 
 def packed(tmp_path: Path, name: str, **changes: object) -> tuple[Path, dict[str, Tensor]]:
@@ -120,9 +120,11 @@ def test_a_family_of_no_class_is_refused(name: str, tmp_path: Path) -> None:
     """How such experts were packed is known of transformers' own classes alone."""
     folder, tensors = packed(tmp_path, name)
     save(folder, tensors)
-    said = refusal(folder)
-    assert "experts.gate_up_proj packs the experts" in said or "experts.down_proj packs" in said
-    assert f"a {name} model" in said and "save the model by save_pretrained" in said
+    message = refusal(folder)
+    assert (
+        "experts.gate_up_proj packs the experts" in message or "experts.down_proj packs" in message
+    )
+    assert f"a {name} model" in message and "save the model by save_pretrained" in message
 
 
 def test_packed_experts_of_another_layout_are_refused(tmp_path: Path) -> None:

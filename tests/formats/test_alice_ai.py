@@ -23,15 +23,19 @@ def test_the_key_counts_layers() -> None:
     """Others of its kind are of older trainings; the keys of its own code may be stated."""
     older = {"attn_res_num_blocks": 7, "block_attn_res_mode": "window"}
     own = {"kda_allow_negative_eigenvalues": False, "router_bias_correction": True}
-    found = resolve(CONFIG | older | own | {"router_score_function": "sigmoid"})
-    assert found is not None and found.spec is not None
-    assert (found.format, found.family, found.spec.block_starts) == ("alice_ai", "alice_ai", (0, 6))
-    assert found.spec.final_mix and not {*older} & {*found.config}
+    result = resolve(CONFIG | older | own | {"router_score_function": "sigmoid"})
+    assert result is not None and result.spec is not None
+    assert (result.format, result.family, result.spec.block_starts) == (
+        "alice_ai",
+        "alice_ai",
+        (0, 6),
+    )
+    assert result.spec.final_mix and not {*older} & {*result.config}
 
 
 def test_null_is_for_standard_residuals() -> None:
-    found = resolve(CONFIG | {BLOCK: None})
-    assert found is not None and found.spec is None
+    result = resolve(CONFIG | {BLOCK: None})
+    assert result is not None and result.spec is None
 
 
 @pytest.mark.parametrize("odd", [0, -1, 2.0, True, "2", [2]])
@@ -46,15 +50,15 @@ def test_a_missing_block_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"architectures": ["AnotherForCausalLM"]}, "looks like a checkpoint of the AliceAI"),
         ({"model_type": "another"}, "looks like a checkpoint of the AliceAI"),
         ({"routed_scaling_factor": 2.5}, "routed_scaling_factor: 2.5"),
     ],
 )
-def test_what_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
+def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
         resolve(CONFIG | changes)
 
 

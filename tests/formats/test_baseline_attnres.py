@@ -25,9 +25,9 @@ IDS = [(7 * i * i + 3 * i + 5) % 320 for i in range(40)]
 
 def parsed(without: tuple[str, ...] = (), **changes: Any) -> ParsedConfig:
     config = {key: value for key, value in CONFIG.items() if key not in without}
-    found = resolve(config | changes)
-    assert found is not None and found.format == "baseline_attnres"
-    return found
+    result = resolve(config | changes)
+    assert result is not None and result.format == "baseline_attnres"
+    return result
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_configurations_of_its_repository(name: str) -> None:
         cumulative=True,
         recency_bias=True,
     )
-    for found in (resolve(config), resolve(config | depth_attention.SAVED)):
-        assert found is not None and (found.family, found.spec) == ("normed_llama", spec)
+    for result in (resolve(config), resolve(config | depth_attention.SAVED)):
+        assert result is not None and (result.family, result.spec) == ("normed_llama", spec)
     saved = depth_attention.SAVED | {"attnres_block_size": CONFIG["attnres_block_size"]}
     assert parsed(**saved) == parsed()
 
@@ -127,11 +127,11 @@ def test_the_base(norms: bool | None, scaled: bool | None, base: str, tmp_path: 
     """Norms are usual and scaled embeddings are not; all of it survives in the house format."""
     options = {"use_qk_norm": norms, "scale_embeds": scaled}
     folder = write_baseline(tmp_path / "own", attention_bias=True, mlp_bias=True, **options)
-    found = checked.check_folder(folder).translated("it")
-    assert (found.family, found.qk_norm_eps) == (base, None)
+    result = checked.check_folder(folder).translated("it")
+    assert (result.family, result.qk_norm_eps) == (base, None)
     convert(str(folder), str(tmp_path / "house"), to_house=True)
     house = checked.check_folder(tmp_path / "house").translated("house")
-    assert (house.family, house.spec) == (found.family, found.spec)
+    assert (house.family, house.spec) == (result.family, result.spec)
     own, converted = oracle.load(folder), oracle.load(tmp_path / "house")
     assert torch.equal(own.logprobs(IDS), converted.logprobs(IDS))
 

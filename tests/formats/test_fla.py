@@ -54,17 +54,17 @@ WANTED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("model_type", fla_models.DELTA)
 def test_a_config_in_full(model_type: str) -> None:
     """Every field that decides the numbers arrives under the name that vLLM reads."""
-    found = resolve(stated(model_type, norm_eps=1e-3))
-    assert found is not None
-    assert (found.format, found.family, found.qk_norm_eps) == ("fla", model_type, None)
-    assert found.spec == AttnResSpec(Layout.of(4), (0, 4), 1e-3, final_mix=True)
-    wanted = SHARED | WANTED[model_type] | {"rms_norm_eps": 1e-3}
-    assert found.config.items() >= wanted.items()
-    assert model_config.build(found).model_type == model_type
+    actual = resolve(stated(model_type, norm_eps=1e-3))
+    assert actual is not None
+    assert (actual.format, actual.family, actual.qk_norm_eps) == ("fla", model_type, None)
+    assert actual.spec == AttnResSpec(Layout.of(4), (0, 4), 1e-3, final_mix=True)
+    expected = SHARED | WANTED[model_type] | {"rms_norm_eps": 1e-3}
+    assert actual.config.items() >= expected.items()
+    assert model_config.build(actual).model_type == model_type
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "wanted"),
+    ("model_type", "changes", "expected"),
     [
         ("gated_deltanet", {"num_v_heads": 6}, {"linear_num_value_heads": 6}),
         ("gated_deltanet", {"expand_v": 1.5}, {"linear_value_head_dim": 48}),
@@ -86,10 +86,12 @@ def test_a_config_in_full(model_type: str) -> None:
         ("kda", {"head_dim": 48, "conv_size": 3}, KDA_SIZES),
     ],
 )
-def test_what_a_key_means(model_type: str, changes: dict[str, Any], wanted: dict[str, Any]) -> None:
-    found = resolve(stated(model_type, **changes))
-    assert found is not None
-    assert found.config.items() >= (SHARED | WANTED[model_type] | wanted).items()
+def test_what_a_key_means(
+    model_type: str, changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    actual = resolve(stated(model_type, **changes))
+    assert actual is not None
+    assert actual.config.items() >= (SHARED | WANTED[model_type] | expected).items()
 
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -132,12 +134,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "said"),
+    ("model_type", "changes", "message"),
     [(name, *one) for name in fla_models.DELTA for one in (*REFUSED["both"], *REFUSED[name])],
 )
-def test_what_is_refused(model_type: str, changes: dict[str, Any], said: str) -> None:
+def test_what_is_refused(model_type: str, changes: dict[str, Any], message: str) -> None:
     assert resolve(stated(model_type)) is not None
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         resolve(stated(model_type) | changes)
 
 

@@ -56,7 +56,7 @@ QWEN3 = {"model_type": "attnres_qwen3", "architectures": ["AttnResQwen3ForCausal
 
 
 @pytest.mark.parametrize(
-    ("hidden", "ratio", "wanted"),
+    ("hidden", "ratio", "expected"),
     [
         # By hand: 64*4*2/3 = 170.67; 96*4*2/3 = 256 exactly; 97 is just above; null ratio is 4.
         (64, 4, 256),
@@ -68,10 +68,10 @@ QWEN3 = {"model_type": "attnres_qwen3", "architectures": ["AttnResQwen3ForCausal
         (1024, 2, 1536),
     ],
 )
-def test_fla_null_intermediate_size(hidden: int, ratio: int | None, wanted: int) -> None:
+def test_fla_null_intermediate_size(hidden: int, ratio: int | None, expected: int) -> None:
     """Two thirds of hidden times ratio, up to the next multiple of 256."""
     config = golden(hidden_size=hidden, hidden_ratio=ratio, intermediate_size=None)
-    assert fla.translate(config).config["intermediate_size"] == wanted
+    assert fla.translate(config).config["intermediate_size"] == expected
 
 
 @pytest.mark.parametrize(
@@ -352,8 +352,8 @@ def test_what_the_installed_vllm_lists() -> None:
 
 def test_an_architecture_that_is_no_list_is_served() -> None:
     config = golden()
-    found = resolve(config | {"architectures": config["architectures"][0]})
-    assert found is not None and found == resolve(config)
+    result = resolve(config | {"architectures": config["architectures"][0]})
+    assert result is not None and result == resolve(config)
 
 
 @pytest.mark.parametrize("model_type", ["kimi_linear", "kimi_k3"])

@@ -87,27 +87,27 @@ def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 def off(folder: Path, case: dict[str, Any]) -> float:
     """How far the float64 model of a checkpoint is from what a golden expects."""
-    ids, wanted = [*case["prompt"], *case["output"]], case["prompt_logprobs"][1:]
-    found = tiny_sites.load(folder).logprobs(ids)[:-1].gather(1, torch.tensor(ids[1:])[:, None])
-    wanted = torch.tensor([*wanted, *case["output_logprobs"]], dtype=torch.float64)
-    return float((found.flatten() - wanted).abs().max())
+    ids, expected_value = [*case["prompt"], *case["output"]], case["prompt_logprobs"][1:]
+    result = tiny_sites.load(folder).logprobs(ids)[:-1].gather(1, torch.tensor(ids[1:])[:, None])
+    expected_value = torch.tensor([*expected_value, *case["output_logprobs"]], dtype=torch.float64)
+    return float((result.flatten() - expected_value).abs().max())
 
 
 def test_the_papers_variant() -> None:
     """Nine blocks of six sublayers, and the embedding; the context by the name that vLLM reads."""
-    found = resolve(RELEASED)
-    assert found is not None and found.spec is not None
-    assert (found.format, found.family) == ("kimi_linear", "kimi_linear")
-    assert found.spec.block_starts == tuple(range(0, 54, 6))
-    assert found.spec.key_norm_eps == 1e-5 and found.spec.final_mix
-    assert found.config["max_position_embeddings"] == 1048576
-    assert "model_max_length" not in found.config
+    result = resolve(RELEASED)
+    assert result is not None and result.spec is not None
+    assert (result.format, result.family) == ("kimi_linear", "kimi_linear")
+    assert result.spec.block_starts == tuple(range(0, 54, 6))
+    assert result.spec.key_norm_eps == 1e-5 and result.spec.final_mix
+    assert result.config["max_position_embeddings"] == 1048576
+    assert "model_max_length" not in result.config
 
 
 def test_the_key_counts_layers() -> None:
-    found = resolve(CONFIG | {"attn_res_block_size": 3})
-    assert found is not None and found.spec is not None
-    assert found.spec.block_starts == (0, 6)
+    result = resolve(CONFIG | {"attn_res_block_size": 3})
+    assert result is not None and result.spec is not None
+    assert result.spec.block_starts == (0, 6)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_odd_block_sizes(odd: Any) -> None:
 def test_two_names_of_one_value() -> None:
     """Those of Hugging Face's class are read where they say the same."""
     same = {"model_max_length": 2048, "n_group": 1, "num_experts_per_tok": 2}
-    found = resolve(CONFIG | same)
-    assert found is not None and not {*same} & {*found.config}
+    result = resolve(CONFIG | same)
+    assert result is not None and not {*same} & {*result.config}
     with pytest.raises(CheckpointError, match="two names of one value"):
         resolve(CONFIG | {"num_experts_per_tok": 3})
 
@@ -139,12 +139,12 @@ def test_heads_of_an_odd_size_are_not_rotated(sizes: tuple[int, int, int | None]
     """Hidden size by heads says nothing of latent attention: Kimi K3's is no whole number."""
     hidden, heads, head = sizes
     counts = {"num_attention_heads": heads, "num_key_value_heads": heads}
-    found = resolve(CONFIG | counts | {"hidden_size": hidden, "head_dim": head})
-    assert found is not None and found.spec is not None
+    result = resolve(CONFIG | counts | {"hidden_size": hidden, "head_dim": head})
+    assert result is not None and result.spec is not None
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"hidden_act": "situ"}, "activation_situ_beta is None"),
         ({"linear_attn_config": LINEAR | {"gate_lower_bound": -6.0}}, "gate_lower_bound is -6.0"),
@@ -156,8 +156,8 @@ def test_heads_of_an_odd_size_are_not_rotated(sizes: tuple[int, int, int | None]
     ],
 )
 @pytest.mark.parametrize("wrap", [lambda text: text, in_a_whole_model], ids=["flat", "whole"])
-def test_what_is_not_served(changes: dict[str, Any], said: str, wrap: Wrap) -> None:
-    with pytest.raises(CheckpointError, match=said):
+def test_what_is_not_served(changes: dict[str, Any], message: str, wrap: Wrap) -> None:
+    with pytest.raises(CheckpointError, match=message):
         resolve(wrap(CONFIG | changes))
 
 
@@ -171,15 +171,15 @@ def test_a_whole_model_is_its_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"depth_gate": 2}, "config.json has depth_gate: 2, which Kimi K3 beside its text_config"),
         ({"text_config": CONFIG | {"model_type": "llama"}}, "model_type in text_config is 'llama'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
     ],
 )
-def test_what_a_whole_model_cannot_say(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
+def test_what_a_whole_model_cannot_say(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
         resolve(in_a_whole_model(CONFIG) | changes)
 
 
@@ -192,18 +192,18 @@ def test_a_whole_model_with_standard_residuals_is_left_to_vllm() -> None:
 def test_names_and_what_is_left_aside(wrap: Wrap, prefix: str, tmp_path: Path) -> None:
     """Layers that predict further tokens, and what reads images, by which nothing else changes."""
     write_with_more(tmp_path / "more", GOLDEN, wrap, prefix)
-    found = describe(check_folder(tmp_path / "more"))
-    assert found == describe(check_folder(GOLDEN)) | {"left_aside": 2, "images": 3}
+    actual = describe(check_folder(tmp_path / "more"))
+    assert actual == describe(check_folder(GOLDEN)) | {"left_aside": 2, "images": 3}
     (case, *_) = expected(GOLDEN)
     assert off(tmp_path / "more", case) < 1e-12
     convert(str(tmp_path / "more"), str(tmp_path / "house"), to_house=True)
     assert describe(check_folder(tmp_path / "house"))["images"] == 0
     assert off(tmp_path / "house", case) < 1e-12
-    assert "no images     3 tensors" in render(found)
+    assert "no images     3 tensors" in render(actual)
 
 
 @pytest.mark.parametrize(
-    ("part", "change", "said"),
+    ("part", "change", "message"),
     [
         (
             "A_log",
@@ -216,13 +216,13 @@ def test_names_and_what_is_left_aside(wrap: Wrap, prefix: str, tmp_path: Path) -
     ids=["padded", "old", "flat"],
 )
 def test_other_forms_of_a_tensor_are_refused_by_its_name(
-    part: str, change: Callable[[Tensor], Tensor], said: str, tmp_path: Path
+    part: str, change: Callable[[Tensor], Tensor], message: str, tmp_path: Path
 ) -> None:
     config = json.loads((GOLDEN / "config.json").read_text())
     tensors = load_file(GOLDEN / "model.safetensors")
     name = f"model.layers.1.self_attn.{part}"
     write(tmp_path / "other", config, tensors | {name: change(tensors[name])}, "float32")
-    with pytest.raises(CheckpointError, match=rf"the tensor {name} has the shape {said}"):
+    with pytest.raises(CheckpointError, match=rf"the tensor {name} has the shape {message}"):
         check_folder(tmp_path / "other")
 
 

@@ -78,10 +78,10 @@ def test_number_of_parameters(layers: int, block_size: int | None, parameters: i
         )
     )
     shapes = FAMILIES[parsed.family].shapes(parsed.config)
-    found = sum(math.prod(shape) for shape in shapes.values())
+    result = sum(math.prod(shape) for shape in shapes.values())
     if parsed.spec:
-        found += 512 * len(expected_parts(parsed.spec))
-    assert found == parameters
+        result += 512 * len(expected_parts(parsed.spec))
+    assert result == parameters
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 0, -2, 8, 24, True, "4", 4.0, None], ids=repr)

@@ -127,15 +127,15 @@ def test_qwen3_ar_is_served_without_its_own_code() -> None:
 @pytest.mark.parametrize("path", sorted(GOLDENS.glob("qwen3_attnres_*")), ids=lambda p: p.name)
 def test_goldens_are_told_apart_by_their_tensors(path: Path) -> None:
     """Also where both formats' keys, or none of them, are in config.json."""
-    wanted = "open_attnres" if "cumulative" in path.name else "delta_attnres"
+    expected = "open_attnres" if "cumulative" in path.name else "delta_attnres"
     keys = ("attnres_recency_bias_init", "attnres_use_null_source")
     for changes in ({}, {keys[0]: 0.0, keys[1]: False}):
         config = golden(path.name, **changes)
         parsed = checked.translate(config, False, path)
-        assert parsed is not None and parsed.format == wanted
+        assert parsed is not None and parsed.format == expected
     bare = {key: value for key, value in golden(path.name).items() if key not in keys}
     parsed = checked.translate(bare, False, path)
-    assert parsed is not None and parsed.format == wanted
+    assert parsed is not None and parsed.format == expected
 
 
 def test_an_index_tells_as_well(tmp_path: Path) -> None:
@@ -249,8 +249,8 @@ def test_a_model_id_is_judged_by_its_headers(hub: dict[str, str]) -> None:
     both = [["delta_attnres"] * 2, ["delta_attnres"] * 2, ["open_attnres"] * 2]
     online, fetched, _, offline = fresh.answers((ASK, FETCHED, DOWNLOAD, OFFLINE), MODEL, **hub)
     assert ".json" in fetched and ".safetensors" not in fetched
-    for *found, broken in (online, offline):
-        assert found == both and "lacks the tensor model.norm.weight" in broken
+    for *result, broken in (online, offline):
+        assert result == both and "lacks the tensor model.norm.weight" in broken
 
 
 @pytest.mark.engine

@@ -85,8 +85,10 @@ def refusal(config: dict[str, Any]) -> str:
 def test_sisters_are_refused_by_name(keys: dict[str, Any], name: str) -> None:
     """Also with the norms of heads or the block size that AttnRes-3B has beside it."""
     for beside in ({}, BARE, {"attnres_block_size": 12}):
-        said = refusal(PLAIN | beside | keys)
-        assert name in said and any(f"{key}: {value!r}" in said for key, value in keys.items())
+        message = refusal(PLAIN | beside | keys)
+        assert name in message and any(
+            f"{key}: {value!r}" in message for key, value in keys.items()
+        )
 
 
 @pytest.mark.parametrize(
@@ -179,9 +181,9 @@ def test_a_mode_of_another_base() -> None:
 def test_strangers_are_refused_with_what_would_be_served(base: str, key: str) -> None:
     family = FAMILIES[base]
     config = {"model_type": family.hf, "architectures": [family.stock_architecture]}
-    said = refusal(config | {key: STRANGERS[key]})
-    assert f"config.json has {key}: {STRANGERS[key]!r}" in said
-    assert f"a plain {family.title} with standard residuals" in said
+    message = refusal(config | {key: STRANGERS[key]})
+    assert f"config.json has {key}: {STRANGERS[key]!r}" in message
+    assert f"a plain {family.title} with standard residuals" in message
 
 
 def test_a_key_of_another_family() -> None:

@@ -156,8 +156,8 @@ def test_an_adapter_whose_tensors_are_all_applied(edit, config, tmp_path):
     ],
 )
 def test_a_tensor_that_would_be_left_out_or_wrong(edit, says, tmp_path):
-    found = problem(write(tmp_path / "adapter", edit))
-    assert found is not None and says in found and found.endswith(".") and "\n" not in found
+    result = problem(write(tmp_path / "adapter", edit))
+    assert result is not None and says in result and result.endswith(".") and "\n" not in result
 
 
 def test_numbers_that_the_served_type_cannot_hold(tmp_path):
@@ -188,8 +188,8 @@ def test_numbers_that_the_served_type_cannot_hold(tmp_path):
     ],
 )
 def test_a_configuration_that_says_more_than_lora(config, says, tmp_path):
-    found = problem(write(tmp_path / "adapter", keep, **config))
-    assert found is not None and says in found and found.endswith(".")
+    result = problem(write(tmp_path / "adapter", keep, **config))
+    assert result is not None and says in result and result.endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -208,8 +208,8 @@ def test_a_folder_that_is_not_whole(name, content, says, tmp_path):
     (folder / name).unlink()
     if content is not None:
         (folder / name).write_bytes(content)
-    found = problem(folder)
-    assert found is not None and says in found and found.endswith(".") and "\n" not in found
+    result = problem(folder)
+    assert result is not None and says in result and result.endswith(".") and "\n" not in result
 
 
 def test_a_pickle_is_read_by_its_tensors_alone(tmp_path):
@@ -330,8 +330,8 @@ def test_adapters_of_flags_are_checked_before_the_start(base, tmp_path):
     written = of_server(["--enable_lora", f"--lora_modules={as_json}"])
     assert launcher.check_checkpoint(str(base), written)
     assert "expected NAME=FOLDER" in refusal(base, *words, "{}")
-    found = refusal(base, *words, f"other={tmp_path / 'nowhere'}", "--port", "1")
-    assert found.startswith("the LoRA adapter 'other' is no folder at")
+    result = refusal(base, *words, f"other={tmp_path / 'nowhere'}", "--port", "1")
+    assert result.startswith("the LoRA adapter 'other' is no folder at")
     assert launcher.check_checkpoint(str(base), of_server([*words, "far=someone/model"]))[0] == str(
         base
     )
@@ -339,8 +339,8 @@ def test_adapters_of_flags_are_checked_before_the_start(base, tmp_path):
     assert "found 'mine' twice" in refusal(base, *words, f"mine={folder}")
     served = ["--served-model-name", "big"]
     assert launcher.check_checkpoint(str(base), of_server([*words, *served]))[0] == str(base)
-    found = refusal(base, *words, *served, "mine")
-    assert found.startswith("found 'mine' after --lora-modules and after --served-model-name")
+    result = refusal(base, *words, *served, "mine")
+    assert result.startswith("found 'mine' after --lora-modules and after --served-model-name")
 
     path = folder / "adapter_model.safetensors"
     own, saved = load_file(path), tensors[f"{EMBEDDING}.weight"]

@@ -71,8 +71,8 @@ def test_it_is_the_command_in_its_environment() -> None:
     script = "import os, sys; print(os.getpid(), sys.argv[1:], os.environ['A'], sys.flags.isolated)"
     words = [*python(script), "-x", "y z"]
     with child.running(words, env=os.environ | {"A": "b"}, stdout=subprocess.PIPE) as process:
-        said = process.stdout.read().decode()
-    assert said == f"{process.pid} ['-x', 'y z'] b 0\n"
+        message = process.stdout.read().decode()
+    assert message == f"{process.pid} ['-x', 'y z'] b 0\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -31,15 +31,15 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLog]:
     assert [*tmp_path.glob("attnres-test-*")] == []
 
 
-def failed(log: EngineLog, *told: tuple[int, str]) -> str | None:
-    for pid, reason in told:
+def failed(log: EngineLog, *reported: tuple[int, str]) -> str | None:
+    for pid, reason in reported:
         line = f'{{"event": "failed", "pid": {pid}, "reason": "{reason}"}}\n'
         os.write(log.pipe, line.encode())
     return log.reason
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("reported", "reason"),
     [
         ([], None),
         ([(3, "no room"), (2, "a worker failed"), (1, "see above")], "no room"),
@@ -48,8 +48,8 @@ def failed(log: EngineLog, *told: tuple[int, str]) -> str | None:
         ([(3, "no room"), (4, "peer is gone"), (2, "a worker failed")], "no room"),
     ],
 )
-def test_the_process_that_failed_first_tells_the_reason(log, told, reason):
-    assert failed(log, *told) == reason
+def test_the_process_that_failed_first_tells_the_reason(log, reported, reason):
+    assert failed(log, *reported) == reason
     assert log.reason == reason
 
 
@@ -58,9 +58,9 @@ def test_events_come_from_any_process_and_in_order(log):
     events.tell("built")
     subprocess.run([sys.executable, "-c", script], check=True)
     events.tell("warm")
-    found = log.events()
-    assert [event["event"] for event in found] == ["built", "loaded", "warm"]
-    assert found[1]["how"] == "é" and found[1]["pid"] != os.getpid()
+    result = log.events()
+    assert [event["event"] for event in result] == ["built", "loaded", "warm"]
+    assert result[1]["how"] == "é" and result[1]["pid"] != os.getpid()
     assert log.events() == []
 
 
@@ -69,7 +69,7 @@ class Unsupported(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (ValueError("no room\n  for it"), "ValueError: no room for it"),
         (ValueError("No room."), "ValueError: No room"),
@@ -82,10 +82,10 @@ class Unsupported(Exception):
     ],
     ids=["two lines", "a sentence", "no words", "a key", "of a module", "long", "ours", "one word"],
 )
-def test_a_reason_is_part_of_a_sentence(log, error, said):
+def test_a_reason_is_part_of_a_sentence(log, error, message):
     with pytest.raises(type(error)), failures.reported():
         raise error
-    assert log.reason == said
+    assert log.reason == message
 
 
 @pytest.fixture
@@ -115,8 +115,8 @@ def test_our_own_warnings_are_told(log):
     host.logger().info("of no matter")
     host.logger().warning("AttnRes: %s is slow", "it")
     host.logger().error("AttnRes: it failed")
-    told = [event["text"] for event in log.events() if event["event"] == "warning"]
-    assert told == ["AttnRes: it is slow", "AttnRes: it failed"]
+    reported = [event["text"] for event in log.events() if event["event"] == "warning"]
+    assert reported == ["AttnRes: it is slow", "AttnRes: it failed"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGILL, signal.SIGABRT])
@@ -127,8 +127,8 @@ def test_a_child_that_was_killed_is_named(log, number):
     child.start()
     os.kill(child.pid, number)
     child.join()
-    said = failures.reason_of(RuntimeError("cancelled"))
-    assert said == f"VllmWorker-0 {how_it_ended(-number)}, and then RuntimeError: cancelled"
+    message = failures.reason_of(RuntimeError("cancelled"))
+    assert message == f"VllmWorker-0 {how_it_ended(-number)}, and then RuntimeError: cancelled"
 
 
 def test_a_child_that_was_killed_is_all_that_is_said_of_it(log):
@@ -155,7 +155,7 @@ def test_children_that_were_stopped_are_not(log):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", ""),
         ("\n \r\n", ""),
@@ -163,10 +163,10 @@ def test_children_that_were_stopped_are_not(log):
         ("10%\r20%", "20%"),
     ],
 )
-def test_the_last_line_of_a_log(log, text, said):
+def test_the_last_line_of_a_log(log, text, message):
     log.path.unlink()  # as those do that tidy up folders for temporary files
     log.write(text.encode())
-    assert engine_log.last_line(log.content) == said
+    assert engine_log.last_line(log.content) == message
 
 
 BEGIN = "Traceback (most recent call last):"
@@ -201,7 +201,7 @@ def test_a_reason_that_is_elsewhere_is_looked_for(log, referral):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", ""),
         ("KeyError: without a traceback\n", ""),
@@ -211,8 +211,8 @@ def test_a_reason_that_is_elsewhere_is_looked_for(log, referral):
         (f"\u00fc\n{BEGIN}\n  File\nMemoryError\n", "MemoryError"),
     ],
 )  # fmt: skip
-def test_the_first_exception_of_a_log(text, said):
-    assert engine_log.first_exception(text.encode()) == said
+def test_the_first_exception_of_a_log(text, message):
+    assert engine_log.first_exception(text.encode()) == message
 
 
 def test_a_process_without_a_free_descriptor_tells_it(log):
@@ -252,6 +252,6 @@ def test_a_long_reason_ends_with_a_sentence():
     whole = (
         "ValueError: There is no room for it. " + "Its use is 0.5 of 1.5 GiB, as vLLM says. " * 9
     )
-    said = engine_log.shortened(whole)
-    assert said.startswith("ValueError: There is no room for it. Its") and len(said) <= 300
-    assert said.endswith("as vLLM says")
+    message = engine_log.shortened(whole)
+    assert message.startswith("ValueError: There is no room for it. Its") and len(message) <= 300
+    assert message.endswith("as vLLM says")

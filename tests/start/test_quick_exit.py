@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("method", "status", "seconds", "said"),
+    ("method", "status", "seconds", "message"),
     [
         ("spawn", "0", "0", ["worked", "0", "bye"]),
         ("spawn", "3", "0.5", ["worked", "3", "bye"]),
@@ -45,12 +45,12 @@ if __name__ == "__main__":
         ("fork", "0", "0.5", ["worked", "0", "bye"]),  # atexit is its parent's
     ],
 )
-def test_a_process_of_vllm_ends_without_finalization(tmp_path, method, status, seconds, said):
+def test_a_process_of_vllm_ends_without_finalization(tmp_path, method, status, seconds, message):
     script = tmp_path / "targets.py"
     script.write_text(TARGETS)
     words = [sys.executable, str(script), method, status, seconds]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == said, done.stderr
+    assert done.stdout.split() == message, done.stderr
 
 
 def test_a_target_that_raises_ends_as_ever(monkeypatch):
