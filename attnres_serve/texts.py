@@ -2,15 +2,15 @@
 
 from attnres_serve.errors import SettingError
 
-MARK = "\ufeff"  # of the order of bytes, which some editors put before a text
+MARK = "\ufeff"  # the byte order mark, which some editors put before a text
 
 
 def decoded(content: bytes, what: str) -> str:
-    """The text of a file in UTF-8, without a byte order mark; line breaks stay as they are.
+    """The text of a file in UTF-8, without a byte order mark; line breaks stay the same.
 
     Args:
-        content: all of it.
-        what: what a sentence calls it, its place included.
+        content: the whole content.
+        what: its name and place, for messages.
 
     Raises:
         SettingError: it is in another encoding.

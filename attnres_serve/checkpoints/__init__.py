@@ -1,4 +1,4 @@
-"""Checkpoints on disk and on the hub: what they hold, and whether it can be served.
+"""Checkpoints on disk and on the hub: their contents, and whether they can be served.
 
 A line for each file:
 
@@ -8,19 +8,19 @@ files.py, read.py, write.py: a folder's config.json and headers; files of weight
     written
 hub.py: a folder, or a Hugging Face id
 headers.py: all tensors, checked by the headers
-tensors.py, base_tensors.py: the tensors that a checkpoint must hold: all, and those of the base
-    model
+tensors.py, base_tensors.py: checks of single tensors; the tensors of the family, without those of
+    AttnRes
 tensor_index.py: the tensors of a checkpoint, checked as they are read
 names.py: a checkpoint's own names, and those of the house format
 renaming/: unknown names: what they may be, and --rename
 plain_config.py: AttnRes tensors beside the config.json of a plain model
 quantized.py: the tensors of a quantized layer
 finite.py: whether the numbers are finite in the type that is served
-edited.py: edits written into what a site has learned
+edited.py: edits written into the queries and biases of sites
 needs.py: what a server needs besides the tensors
 cache.py, blocks.py: the KV cache on CPU: its size, and its blocks
-tokenizer.py, tokenizer_class.py, tokenizer_copy.py: how a tokenizer is read, by which class, and
-    its repaired copy
+tokenizer.py, tokenizer_class.py, tokenizer_copy.py: reading a tokenizer, the class that reads it,
+    and a repaired copy
 kimi_tokenizer.py, token_ids.py: Kimi's tokenizer; ids against the rows of the embedding
 draft.py, draft_folder.py, aux_stream.py: drafts: their sources, a draft's folder, the hidden
     states that EAGLE's heads read

@@ -1,6 +1,6 @@
-"""The ids of a tokenizer, read from its files, against the rows of the embedding.
+"""Checks of a tokenizer's ids, read from its files, against the rows of the embedding.
 
-vLLM takes an id up to the larger of tokenizer and model, and looks up a row that is not there.
+vLLM accepts ids up to the larger vocabulary of tokenizer and model, and reads missing rows.
 """
 
 import re
@@ -13,27 +13,27 @@ from attnres_serve.errors import CheckpointError
 from attnres_serve.families import checks
 
 GENERATION = "generation_config.json"
-# Placeholders of models for images, in the tokenizers of their text models, which have no row for
-# them.  A request that has one is refused.
+# Placeholders for images in the tokenizers of text models, which have no row for them.  A request
+# with one is refused.
 PLACEHOLDERS = frozenset({"<image_soft_token>"})  # of Gemma 3
 ADDED, CONFIG = "added_tokens.json", "tokenizer_config.json"
 _SPECIAL = re.compile(r"\w+_token|\w+_special_tokens")
 
 
-_RANK = re.compile(rb"^(\S+) (\d+)$", re.M)  # of tiktoken's: base64 of a token, and its id
-_PIECE = b"\n"  # protobuf's tag of a piece of SentencePiece's, or of the text in one
-_BYTES = 2  # protobuf's type of what has a length
+_RANK = re.compile(rb"^(\S+) (\d+)$", re.M)  # a line of tiktoken: base64 of a token, and its id
+_PIECE = b"\n"  # protobuf's tag of a SentencePiece piece, or of its text
+_BYTES = 2  # protobuf's type of length-delimited values
 
 
 def check(folder: Path, rows: int) -> None:
     """Refuse a tokenizer that cannot be read, or that has tokens without a row.
 
     Args:
-        folder: where its files are.
-        rows: those of the embedding, ``vocab_size``.
+        folder: of its files.
+        rows: of the embedding, ``vocab_size``.
 
     Raises:
-        CheckpointError: with the first such token, or the file.
+        CheckpointError: names the first such token, or the file.
     """
     beyond = {
         token: number
@@ -53,21 +53,21 @@ def check(folder: Path, rows: int) -> None:
 
 
 def check_end(folder: Path, rows: int) -> None:
-    """Refuse a generation_config.json with tokens that end an answer and have no logit.
+    """Refuse a generation_config.json with end-of-sequence tokens without a logit.
 
     Args:
-        folder: where it may be.
-        rows: how many logits the model has, ``vocab_size``.
+        folder: of the file, which may be missing.
+        rows: the number of logits, ``vocab_size``.
 
     Raises:
-        CheckpointError: it has, or cannot be read.
+        CheckpointError: it has such tokens, or cannot be read.
     """
     if (folder / GENERATION).is_file():
         checks.check_ends(read_object(folder / GENERATION), GENERATION, rows)
 
 
 def read(folder: Path) -> dict[str, int]:
-    """The tokens of a tokenizer with their ids, none where its files are of an unknown kind.
+    """The tokens of a tokenizer with their ids; empty for an unknown kind of file.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -89,11 +89,11 @@ def read(folder: Path) -> dict[str, int]:
 
 
 def _add(tokens: dict[str, int], named: Mapping[str, int | None]) -> None:
-    """Enter tokens as transformers adds them to a tokenizer: behind the last one.
+    """Add tokens like transformers: after the last one.
 
     Args:
-        tokens: those so far.
-        named: what is added, with ids that count only where no vocabulary could be read.
+        tokens: the tokens so far.
+        named: the tokens to add, with ids that count only without a vocabulary.
     """
     last = max(tokens.values(), default=None)
     for token, number in named.items():
@@ -103,7 +103,7 @@ def _add(tokens: dict[str, int], named: Mapping[str, int | None]) -> None:
 
 
 def _named(content: Mapping[str, Any]) -> Iterator[str]:
-    """Tokens that the configuration of a tokenizer names."""
+    """Tokens in the configuration of a tokenizer."""
     decoder = content.get("added_tokens_decoder")
     yield from _texts(list(decoder.values()) if isinstance(decoder, dict) else None)
     for key, value in content.items():
@@ -112,14 +112,14 @@ def _named(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _numbered(content: Mapping[str, Any]) -> dict[str, int]:
-    """Tokens with the ids at which they are behind ranks of tiktoken's."""
+    """Tokens with their ids after tiktoken ranks."""
     decoder = content.get("added_tokens_decoder")
     pairs = decoder.items() if isinstance(decoder, dict) else ()
     return {text: int(number) for number, one in pairs if number.isdigit() for text in _texts(one)}
 
 
 def _texts(token: Any) -> Iterator[str]:
-    """The texts of a token, a list of tokens or an object of tokens."""
+    """The texts in a token, a list of tokens or an object of tokens."""
     if isinstance(token, str):
         yield token
     elif isinstance(token, list):
@@ -147,10 +147,10 @@ def _of_json(path: Path) -> dict[str, int]:
 
 
 def _checked(path: Path, tokens: Any) -> dict[str, int]:
-    """The tokens that were read.
+    """Check and return tokens.
 
     Raises:
-        CheckpointError: they are no tokens with their ids.
+        CheckpointError: they are no tokens with ids.
     """
     if not isinstance(tokens, dict) or not {*map(type, tokens.values())} == {int}:
         raise CheckpointError(
@@ -161,13 +161,13 @@ def _checked(path: Path, tokens: Any) -> dict[str, int]:
 
 
 def _of_lines(path: Path) -> dict[str, int]:
-    # Only line breaks part tokens: other signs at which `splitlines` parts are tokens themselves.
+    # Split only at line breaks: other characters at which `splitlines` splits are tokens.
     with path.open(encoding="utf-8", errors="replace") as lines:
         return {line.removesuffix("\n"): number for number, line in enumerate(lines)}
 
 
 def _of_pieces(path: Path) -> dict[str, int]:
-    """Of SentencePiece, whose file is a list of pieces in protobuf, or of tiktoken's ranks."""
+    """Tokens of SentencePiece, a protobuf list of pieces, or of tiktoken ranks."""
     content = path.read_bytes()
     if content[:1] != _PIECE:
         ranks = {token.decode(): int(rank) for token, rank in _RANK.findall(content)}
@@ -181,7 +181,7 @@ def _of_pieces(path: Path) -> dict[str, int]:
             if tag & 7 != _BYTES or at + size > len(content):
                 raise IndexError
             if tag >> 3 == 1:
-                length, start = _varint(content, at + 1)  # behind the tag of its text
+                length, start = _varint(content, at + 1)  # after the tag of its text
                 pieces.append(content[start : start + length].decode(errors="replace"))
             at += size
     except IndexError:
@@ -190,7 +190,7 @@ def _of_pieces(path: Path) -> dict[str, int]:
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """A number of protobuf's, and where it ends."""
+    """A protobuf number, and its end."""
     value = shift = 0
     while True:
         value |= (content[at] & 127) << shift

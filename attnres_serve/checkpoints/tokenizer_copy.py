@@ -1,6 +1,6 @@
-"""A copy of a tokenizer that transformers and vLLM read rightly, in the cache of this project.
+"""Copies of tokenizers that transformers and vLLM read correctly, in our cache.
 
-A copy is named by what it is made from, so that every process and every start finds the same.
+A copy's name is a hash of its sources, so every process and every start finds the same one.
 """
 
 import hashlib
@@ -17,20 +17,20 @@ from attnres_serve.checkpoints.files import read_object
 from attnres_serve.checkpoints.tokenizer_class import CONFIG, FAST, Way
 from attnres_serve.errors import CheckpointError
 
-MADE_BY = "1"  # to be raised where the same files become another copy
+MADE_BY = "1"  # raise it if the same files give another copy
 TEMPLATES = ("chat_template*", "additional_chat_templates/*.jinja")
 ADDED = ("special_tokens_map.json", "added_tokens.json")
-# Keys by which transformers would look for another class.
+# Keys that would make transformers use another class.
 LEFT = ("auto_map", "tokenizer_class", "fast_tokenizer_files")
 
 
 def of(folder: Path, way: Way, rows: int | None) -> Path:
-    """A folder with a tokenizer.json, which is read without code of the checkpoint's.
+    """A folder with a tokenizer.json, which is read without the checkpoint's code.
 
     Args:
-        folder: the tokenizer's.
+        folder: of the tokenizer.
         way: ``FAST_FILE`` or ``KIMI``.
-        rows: of the embedding; None if they are not known.
+        rows: of the embedding; None if unknown.
 
     Raises:
         CheckpointError: a file is damaged, or the cache cannot be written.
@@ -74,19 +74,19 @@ def of(folder: Path, way: Way, rows: int | None) -> Path:
 
 
 def _fill(made: Path, folder: Path, taken: list[Path], config: dict[str, Any]) -> None:
-    """Put beside a tokenizer.json what goes with it."""
+    """Write the files that belong to a tokenizer.json."""
     for path in taken:
         target = made / path.relative_to(folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
     content = config | {"tokenizer_class": "PreTrainedTokenizerFast"}
     (made / CONFIG).write_text(json.dumps(content), encoding="utf-8")
-    # vLLM warns twice of a tokenizer without one.  This type has no class of a tokenizer.
+    # vLLM warns twice of a tokenizer without a model type.  This one has no tokenizer class.
     (made / "config.json").write_text('{"model_type": "granite"}', encoding="utf-8")
 
 
 def _move(made: Path, place: Path) -> None:
-    """Have a copy appear in one piece, unless another process was faster."""
+    """Move a finished copy into place, unless another process was faster."""
     try:
         os.rename(made, place)
     except OSError:

@@ -1,4 +1,4 @@
-"""Safetensors files written one tensor at a time, where ``save_file`` would hold all of them."""
+"""Writing safetensors files one tensor at a time; ``save_file`` would hold all of them."""
 
 import json
 import os
@@ -16,10 +16,10 @@ CHUNK = 1 << 24  # bytes between two calls of ``progress``
 
 
 class SafetensorsFile:
-    """A new file whose tensors are known beforehand and come in any order.
+    """A new file for known tensors, which are written in any order.
 
     Args:
-        path: the file, which must not exist.
+        path: of the file, which must not exist.
         headers: its tensors.
 
     Raises:
@@ -27,7 +27,7 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: Path, headers: Mapping[str, Header]) -> None:
-        # Wider types first, as safetensors itself does, so that every tensor is aligned.
+        # Wider types first, like safetensors, so that every tensor is aligned.
         order = sorted(headers, key=lambda name: -headers[name].bits_per_element)
         table: dict[str, object] = {"__metadata__": {"format": "pt"}}
         self._starts: dict[str, int] = {}
@@ -47,7 +47,7 @@ class SafetensorsFile:
         self._data = 8 + len(text)
 
     def write(self, name: str, tensor: Tensor, progress: Callable[[int], object]) -> None:
-        """Write one tensor, telling ``progress`` how many bytes were written since it last heard.
+        """Write one tensor, and report written bytes to ``progress``.
 
         Raises:
             KeyError: the file has no such tensor, or has it already.
@@ -75,7 +75,7 @@ class SafetensorsFile:
 
 
 def shards(headers: Mapping[str, Header]) -> dict[str, dict[str, Header]]:
-    """The tensors of every new file, one for each file they come from, by Hugging Face's names."""
+    """The tensors of every new file, one per source file, under Hugging Face's file names."""
     files = list(dict.fromkeys(header.file for header in headers.values()))
     names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
     if len(files) == 1:

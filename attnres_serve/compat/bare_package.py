@@ -1,4 +1,4 @@
-"""Modules of a package of vLLM's whose ``__init__`` imports what this device cannot run."""
+"""Importing modules of a vLLM package whose ``__init__`` does not run on this device."""
 
 import sys
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from types import ModuleType
 
 @contextmanager
 def without_init(package: str) -> Iterator[None]:
-    """Import modules of a package within the block, but not what its ``__init__`` does.
+    """Import modules of a package within the context, without running its ``__init__``.
 
-    The package itself is left to whoever imports it later, and as it is if somebody has.
+    The package can still be imported later; if it already is, it is used.
 
     Args:
         package: its full name.
 
     Raises:
-        ImportError: there is no such package.
+        ImportError: the package does not exist.
     """
     if package in sys.modules:
         yield

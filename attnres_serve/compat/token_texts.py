@@ -5,12 +5,12 @@ from typing import Any
 
 
 def texts_behind_another(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of each token as it is behind another one.
+    """The text of each token after another one.
 
-    Alone, some tokenizers decode a token without the space before it (Metaspace of SentencePiece).
+    For a single token, some tokenizers drop the space before it (Metaspace of SentencePiece).
 
     Args:
-        tokenizer: of transformers', or one of vLLM's.
+        tokenizer: of transformers or vLLM.
         ids: of the tokens.
     """
     anchor = tokenizer.encode("a", add_special_tokens=False)[-1:]

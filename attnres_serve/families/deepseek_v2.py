@@ -7,7 +7,7 @@ from attnres_serve.families.limits import Limit
 
 
 def _one_group(name: str, config: Config) -> None:
-    """vLLM chooses by groups whatever topk_method says."""
+    """Raise CheckpointError for several groups with greedy: vLLM uses them in any case."""
     groups = config.get("n_group")
     if config.get("topk_method", "greedy") == "greedy" and groups != 1:
         raise CheckpointError(

@@ -7,6 +7,6 @@ FAMILY = hugging_face.family(
     title="Ernie 4.5",
     module="vllm.model_executor.models.ernie45",
     cls="Ernie4_5ForCausalLM",
-    only={"use_bias": (False,)},  # vLLM's class takes the bias of the output away
+    only={"use_bias": (False,)},  # vLLM's class removes the bias of the output
     limits=frozenset(),
 )

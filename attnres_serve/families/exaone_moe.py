@@ -11,8 +11,8 @@ _KINDS = ("sliding_attention", "full_attention")
 def _windows(name: str, config: Config) -> None:
     """Raise CheckpointError unless both classes rotate the same layers.
 
-    Hugging Face's leaves full attention unrotated wherever a window is configured, vLLM's wherever
-    a layer has one.
+    With a configured window, Hugging Face's class does not rotate layers of full attention; vLLM's
+    class does not if any layer has a window.
     """
     kinds = config.get("layer_types")
     if kinds is None or _KINDS[0] not in kinds:

@@ -1,6 +1,6 @@
 """FLA's Gated DeltaNet: a recurrence with a decay for each head in every layer.
 
-Hugging Face has no class of it: its facts are those of FLA's.
+Hugging Face has no class for it: its facts come from FLA's class.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def layer(config: Config) -> dict[str, Shape]:
 
 
 def state(config: Config, width: int) -> int:
-    """As in FLA's class, which rounds it at no token."""
+    """Bytes of a layer's state in float32, like in FLA's class."""
     return int(config[VALUES] * config[KEY] * config[VALUE] * 4)
 
 

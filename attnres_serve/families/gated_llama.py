@@ -1,4 +1,4 @@
-"""A Llama that gates what attention returns: ``o_proj(y * sigmoid(attn_gate(x)))``."""
+"""A Llama with a gate on attention's output: ``o_proj(y * sigmoid(attn_gate(x)))``."""
 
 from attnres_serve.families import checks, dense, llama
 from attnres_serve.families.family import Config, Shape

@@ -1,4 +1,4 @@
-"""Gemma: norms whose weight w stands for 1 + w."""
+"""Gemma: norms that multiply by 1 + weight."""
 
 from attnres_serve.families import hugging_face
 

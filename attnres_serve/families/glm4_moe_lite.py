@@ -7,7 +7,7 @@ from attnres_serve.families.limits import Limit
 
 
 def _dense_layers(name: str, config: Config) -> None:
-    """vLLM counts the dense layers, Hugging Face's class has a list, by default of one."""
+    """Check the dense layers: vLLM reads a number, Hugging Face's class a list (default: one)."""
     layers, dense = config["num_hidden_layers"], config.get("first_k_dense_replace")
     kinds = config.get("mlp_layer_types")
     usual = ["dense"] + ["sparse"] * (layers - 1) if kinds is None else kinds

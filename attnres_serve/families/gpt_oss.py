@@ -9,7 +9,7 @@ _YARN = ("beta_fast", "beta_slow")  # beside what every yarn needs
 
 
 def _windows(name: str, config: Config) -> None:
-    """Raise CheckpointError unless the layers are those of vLLM's class, which reads no kinds."""
+    """Raise CheckpointError unless layers alternate like in vLLM's class, which reads no kinds."""
     layers = config["num_hidden_layers"]
     kinds = [_KINDS[layer % 2] for layer in range(layers)]
     if config.get("layer_types") not in (None, kinds):
@@ -19,11 +19,11 @@ def _windows(name: str, config: Config) -> None:
 
 
 def _yarn(name: str, config: Config) -> None:
-    """Raise CheckpointError for another rotary embedding than the one that vLLM's class has."""
+    """Raise CheckpointError for another rotary embedding than that of vLLM's class."""
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.get(key)
     if rope is None:
-        return  # both classes take that of the released models
+        return  # both classes assume that of the released models
     kind = rope.get("rope_type", rope.get("type"))
     if kind != "yarn" or any(rope.get(stated) is None for stated in _YARN):
         raise CheckpointError(
@@ -45,7 +45,7 @@ FAMILY = hugging_face.family(
     title="gpt-oss",
     module="vllm.model_executor.models.gpt_oss",
     cls="GptOssForCausalLM",
-    # What vLLM's class and its experts have fixed.
+    # Fixed in vLLM's class and its experts.
     only={
         "attention_bias": (True,),
         "swiglu_alpha": (1.702,),

@@ -1,4 +1,4 @@
-"""Granite: multipliers of the embedding, of attention, of what a sublayer gives and of logits."""
+"""Granite: multipliers of the embedding, attention, sublayer outputs and logits."""
 
 from attnres_serve.families import hugging_face
 
@@ -8,6 +8,6 @@ FAMILY = hugging_face.family(
     module="attnres_serve.model.granite",
     cls="GraniteForCausalLM",
     also=("head_dim", "layer_types"),
-    # vLLM's class has windows and sinks where kinds of layers are stated.
+    # With stated kinds of layers, vLLM's class has windows and sinks.
     only={"layer_types": (None,)},
 )

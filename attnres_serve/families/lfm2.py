@@ -11,7 +11,7 @@ SIZES = ("conv_dim", "block_dim")  # of vLLM's class; Hugging Face's has hidden_
 
 
 def one_size(name: str, config: Config) -> None:
-    """Raise CheckpointError for sizes of sublayers that are not those of the residual stream."""
+    """Raise CheckpointError if sublayers and the residual stream have different sizes."""
     for key in SIZES:
         if config.get(key) not in (None, config["hidden_size"]):
             raise CheckpointError(
@@ -22,7 +22,7 @@ def one_size(name: str, config: Config) -> None:
 
 
 def state_sizes(config: Any) -> None:
-    """State the sizes that vLLM's class reads."""
+    """Set the sizes that vLLM's class reads."""
     for key in SIZES:
         setattr(config, key, config.hidden_size)
 

@@ -7,7 +7,7 @@ from attnres_serve.families.limits import Limit
 
 
 def stated_kinds(name: str, config: Config) -> None:
-    """Raise CheckpointError where ``layer_types`` is left out, from which neither class runs."""
+    """Raise CheckpointError without ``layer_types``, which both classes need."""
     if config.get("layer_types") is None:
         raise CheckpointError(
             f"layer_types is missing; {name} needs it, 'conv' or 'full_attention' for each layer."

@@ -1,13 +1,13 @@
-"""What vLLM's class of a family cannot have, as the family's file states it in ``limits``."""
+"""Limits of vLLM's classes, which the families' files state in ``limits``."""
 
 from enum import Enum
 
 
 class Limit(Enum):
-    """A fact about vLLM's class of a family, or its layers.
+    """A limit of vLLM's class of a family, or of its layers.
 
-    A row of ``compat.rules`` refuses what it rules out.  For prefix caching a workaround does so,
-    and the checks of drafts for shown layers.
+    A row of ``compat.rules`` refuses what it excludes.  For prefix caching a workaround does, and
+    for shown layers the checks of drafts.
     """
 
     FLOAT16 = "In float16 they scale the residual, and a depth state has none to scale."
@@ -25,5 +25,5 @@ class Limit(Enum):
     STOCK_ON_CPU = "The class itself, with standard residuals, runs on a GPU alone."
 
 
-# Of a family that states nothing: the hook has to be tried.
+# Of a family that states none: the hook has not been tried.
 UNTRIED = frozenset({Limit.SHOWN_LAYERS})

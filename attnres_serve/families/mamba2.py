@@ -1,4 +1,4 @@
-"""Mamba2: one sublayer a layer, a recurrence without attention."""
+"""Mamba2: one sublayer per layer, a recurrence without attention."""
 
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import hugging_face
@@ -7,7 +7,7 @@ from attnres_serve.families.limits import Limit
 
 
 def one_group(name: str, config: Config) -> None:
-    """Raise CheckpointError for more groups than one, and where none is stated, which is eight."""
+    """Raise CheckpointError for several groups, and if none are stated, which means eight."""
     if config.get("n_groups") != 1:
         raise CheckpointError(
             f"n_groups is {config.get('n_groups')!r}; supported on {name} is 1, as vLLM norms "

@@ -12,7 +12,7 @@ ALSO = (BETA, LENGTH, "max_position_embeddings", "mscale", "mscale_all_dim")
 
 
 def scaled(name: str, config: Config) -> None:
-    """Raise CheckpointError where the scale of queries is not stated."""
+    """Raise CheckpointError if the scale of queries is not stated."""
     rope: Any = config.get("rope_scaling") or config.get("rope_parameters")
     for key in (BETA, LENGTH) if rope else ():
         if key not in rope:
@@ -23,7 +23,7 @@ def scaled(name: str, config: Config) -> None:
 
 
 def state_scale(config: Any) -> None:
-    """State the scale of queries under the key that vLLM's class reads."""
+    """Set the scale of queries under the key that vLLM's class reads."""
     rope = config.rope_parameters
     config.llama_4_scaling = {LENGTH: rope[LENGTH], "beta": rope[BETA]}
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama's shapes without biases, and a window in every layer where one is set."""
+"""Mistral: Llama's shapes without biases, and a window in every layer if one is set."""
 
 from attnres_serve.families import checks, dense, rotary
 from attnres_serve.families.family import Config, Shape
@@ -14,7 +14,7 @@ def layer(config: Config) -> dict[str, Shape]:
 
 
 def window(config: Config) -> int | None:
-    """The window of every layer, 4096 where the key is missing; both classes go by it alone."""
+    """The window of every layer, 4096 without the key; both classes read only this key."""
     window: int | None = config.get("sliding_window", 4096)
     return window
 

@@ -1,7 +1,7 @@
-"""A Llama with norms of its heads: queries before the rotary embedding, keys behind it.
+"""A Llama with head norms: of queries before the rotary embedding, of keys after it.
 
-Their weights differ within a rotary pair, so the order matters, and it is neither that of Qwen3's
-norms nor the reverse.  Embeddings may be multiplied by the root of the hidden size.
+Weights differ within a rotary pair, so the order matters. It is neither that of Qwen3 nor the
+reverse.  Embeddings may be multiplied by the square root of the hidden size.
 """
 
 from attnres_serve.errors import CheckpointError
@@ -13,7 +13,7 @@ DEFAULTS = {NORMS: True, SCALE: False}
 
 
 def flags(name: str, config: Config) -> None:
-    """Raise CheckpointError for a switch of the family that is neither true nor false."""
+    """Raise CheckpointError if a switch of the family is neither true nor false."""
     for key, usual in DEFAULTS.items():
         if type(config.get(key, usual)) is not bool:
             raise CheckpointError(f"{key} is {config[key]!r}; expected true or false.")

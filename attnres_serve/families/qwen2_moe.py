@@ -1,4 +1,4 @@
-"""Qwen2-MoE: experts that are chosen and one that sees every token."""
+"""Qwen2-MoE: chosen experts, and a shared one that sees every token."""
 
 from attnres_serve.families import checks, hugging_face
 

@@ -1,4 +1,4 @@
-"""Checkpoint formats, one module each; ``format.Format`` says what a module must have."""
+"""Checkpoint formats, one module each; ``format.Format`` describes a module."""
 
 from attnres_serve.formats import (
     alice_ai,
@@ -35,8 +35,8 @@ def by_name(name: str) -> Format:
 
 
 def own_layer_names(name: str) -> str | None:
-    """What a format is called whose linear layers have other names than the family's.
+    """The title of a format whose linear layers have other names than the family's; else None.
 
-    None for the other formats. LoRA adapters name layers as the family does.
+    LoRA adapters use the family's names of layers.
     """
     return getattr(by_name(name), "OWN_LAYER_NAMES", None)

@@ -1,7 +1,7 @@
-"""The configuration that open-attnres and delta-attnres share: ``attnres_mode`` and its company.
+"""The configuration that open-attnres and delta-attnres share: ``attnres_mode`` and related keys.
 
-Both call their Qwen3 model ``qwen3_attnres``.  Which of the two a checkpoint is, only its tensors
-tell; see ``resolver``.
+Both call their Qwen3 model ``qwen3_attnres``.  Only a checkpoint's tensors show which of the two it
+is; see ``resolve``.
 """
 
 from typing import Any
@@ -25,11 +25,11 @@ KEYS = (
     "attnres_gate_type",
     "attnres_use_null_source",
     "attnres_recency_bias_init",
-    "attnres_num_heads",  # of the multi-head modes, which are refused; written in every mode
-    "attnres_init_bias",  # these two are of older versions, and no code reads them any more
+    "attnres_num_heads",  # of the unsupported multi-head modes; written in every mode
+    "attnres_init_bias",  # these two are from older versions, and no code reads them
     "attnres_gate_init",
 )
-# What both call otherwise than the house format.
+# Names that differ from the house format.
 QUERIES = ("model.layers.#.attn_res_", "model.layers.#.self_attention_res_")
 
 
@@ -46,7 +46,7 @@ def translate(config: dict[str, Any], name: str, **options: Any) -> ParsedConfig
     A block has ceil(L / attnres_num_blocks) layers; in the mode ``full`` every sublayer is one.
 
     Raises:
-        CheckpointError: another mode, a gate or a null source, by its name.
+        CheckpointError: names another mode, a gate or a null source.
     """
     mode, gate = config.get("attnres_mode"), config.get("attnres_gate_type", "bias")
     if mode not in ("block", "full"):

@@ -1,4 +1,4 @@
-"""flash-linear-attention's ``transformer``, which is a Llama, a Qwen2 or a Qwen3."""
+"""flash-linear-attention's ``transformer``: a Llama, a Qwen2 or a Qwen3."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from attnres_serve.families import FAMILIES
 from attnres_serve.formats import fla_keys
 from attnres_serve.formats.parsed_config import ParsedConfig
 
-# What no code of FLA's reads, beside what is read here.
+# Keys that FLA's code does not read.
 KNOWN = ("window_size", "rope_theta", "rope_scaling", "qkv_bias", "qk_norm", "elementwise_affine")
 QK_NORM_EPS = 1e-5  # FLA's RMSNorm default; its Attention never passes norm_eps on
 
 
 def translate(config: dict[str, Any], name: str) -> ParsedConfig:
-    """Of a config.json and the format's name."""
+    """Parse a config.json; ``name`` is the format's."""
     fla_keys.counts_or_null(config, "num_kv_heads")
     fla_keys.flags(config, "qkv_bias", "qk_norm")
     fla_keys.check(config, KNOWN, "transformer")

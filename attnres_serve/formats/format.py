@@ -1,18 +1,18 @@
-"""What a module must have to be a checkpoint format."""
+"""The interface of a checkpoint format's module."""
 
 from typing import Any, NamedTuple, Protocol
 
 from attnres_serve.formats.parsed_config import ParsedConfig
 
-UNREAD = "unread."  # before the names that ``rename`` gives to what the format's code never reads
+UNREAD = "unread."  # the prefix that ``rename`` gives to tensors that the format's code never reads
 
 
 class Blocks(NamedTuple):
-    """How a format states where blocks begin.
+    """The way in which a format states its blocks.
 
     Attributes:
-        key: of config.json, at its top or in an object that the format keeps it in.
-        unit: what its number counts: the ``sublayers`` or ``layers`` of a block, or the ``blocks``.
+        key: a key of config.json, at its top or in an object of the format.
+        unit: the unit of its number: the ``sublayers`` or ``layers`` of a block, or the ``blocks``.
     """
 
     key: str
@@ -22,18 +22,17 @@ class Blocks(NamedTuple):
 class Format(Protocol):
     """A format module.
 
-    Where a format fuses weights, it also has ``parts(name)``: names, for ``rename``, of the equal
-    parts that a tensor holds one after the other along dimension 0; the name itself for one that is
-    not fused.  Formats that claim the same config.json also have ``MARK``, a pattern of tensor
-    names that only one of them has, and ``KEY``, a key of config.json that only one of them writes.
-    ``LACKS_FIRST_SITE`` is true in one that stores nothing for site 0, which has one source alone.
-    ``NATIVE`` says how a vLLM is known that serves the format by itself (``compat.native``).
-    ``OWN_LAYER_NAMES`` is how a sentence calls a format whose linear layers have other names than
-    the family's.
+    A format that fuses weights also has ``parts(name)``: names, for ``rename``, of a tensor's equal
+    parts along dimension 0; the name itself for a tensor that is not fused.  Formats that match the
+    same config.json also have ``MARK``, a pattern of tensor names that only one of them has, and
+    ``KEY``, a key of config.json that only one of them writes.  ``LACKS_FIRST_SITE`` is true in one
+    that stores nothing for site 0, which has only one source.  ``NATIVE`` is the evidence that a
+    vLLM has a class for the format (``compat.native``).  ``OWN_LAYER_NAMES`` is the title of a
+    format whose linear layers have other names than the family's.
 
     Attributes:
-        NAME: how the format is called in logs and in ``GET /v1/attn_res``.
-        BLOCKS: how it states where blocks begin.
+        NAME: the format's name in logs and in ``GET /v1/attn_res``.
+        BLOCKS: the way in which it states its blocks.
     """
 
     @property
@@ -45,7 +44,7 @@ class Format(Protocol):
     def matches(self, config: dict[str, Any]) -> bool:
         """Whether a config.json is of this format.
 
-        Decided by model_type, architectures and keys together, never by one key alone.
+        It depends on model_type, architectures and keys together, never on a single key.
         """
 
     def translate(self, config: dict[str, Any]) -> ParsedConfig:
@@ -59,4 +58,4 @@ class Format(Protocol):
         """A tensor's name in the house format: the family's names plus Kimi's."""
 
     def own_name(self, name: str) -> str:
-        """The name in this format of the tensor that holds a weight, by the weight's house name."""
+        """This format's name of the tensor that holds a weight, by the weight's house name."""

@@ -1,4 +1,4 @@
-"""What formats share about the keys of config.json: which are unknown, and which are harmless."""
+"""Unknown and harmless keys of config.json, for all formats."""
 
 import re
 from collections.abc import Collection
@@ -21,7 +21,7 @@ _HARMLESS = {
     "_attn_implementation_autoset",
     "output_attentions",
 }
-# They change nothing where a model is served, whatever their value.
+# They have no effect on a served model.
 TRAINING_KEYS = (
     "attention_dropout",
     "initializer_range",
@@ -36,14 +36,14 @@ def refuse_unknown(
 ) -> None:
     """Raise CheckpointError for a key that ``model`` does not read and that changes other models.
 
-    A key that says nothing (null, false, nothing at all, a factor of 1) may be there.
+    Keys without effect (null, false, empty, a factor of 1) are allowed.
 
     Args:
         config: a config.json, or a part of one.
-        known: the keys that are read.
-        model: what it is called.
-        strictly: whether any other key is refused too, but those that Hugging Face writes for every
-            model.
+        known: the keys that the model reads.
+        model: its name, for messages.
+        strictly: whether to refuse all other keys too, except those that Hugging Face writes for
+            every model.
     """
     for key, value in config.items():
         if key in known or key in _HARMLESS or _FOR_TRAINING.search(key):
@@ -66,7 +66,7 @@ def _may_change_the_model(key: str) -> bool:
 
 @cache
 def _of_every_model() -> frozenset[str]:
-    """Keys of the configuration of every model, and of how its answers are generated."""
+    """Keys of every model's configuration, including those about generation."""
     from dataclasses import fields
 
     from transformers import GenerationConfig, PreTrainedConfig
@@ -77,10 +77,10 @@ def _of_every_model() -> frozenset[str]:
 
 
 def says_nothing(key: str, value: Any) -> bool:
-    """Whether a value leaves a model as it is without the key."""
+    """Whether a value means the same as a missing key."""
     if key == "is_causal":
         return value is True
-    if key == "text_config":  # transformers takes an empty one for the whole model
+    if key == "text_config":  # transformers treats an empty one as the whole model
         return value is None
     if type(value) in (int, float):
         return bool(value == (1 if re.search("scal|multiplier|factor", key) else 0))

@@ -1,9 +1,9 @@
 """open-attnres: ``qwen3_attnres`` with a cumulative residual stream and recency biases.
 
-The embedding is block 0 and the first partial sum at once; the sum is never reset.  After the last
-MLP of a block, or in the mode ``full`` after every sublayer, a copy of it becomes a finished block,
-and it stays the last source itself, its score raised by a learned bias.  The last norm reads the
-sum.
+The embedding is both block 0 and the first partial sum, which is never reset.  After the last MLP
+of a block, or in the mode ``full`` after every sublayer, a copy of the sum becomes a finished
+block. The sum itself stays the last source, with a learned bias on its score.  The last norm reads
+the sum.
 """
 
 import re

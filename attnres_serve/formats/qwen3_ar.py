@@ -1,7 +1,7 @@
 """Qwen3AR: Kimi's tensor names on Qwen3, and Kimi's key, which counts layers.
 
 ``attn_res_block_size`` is a number of transformer layers, null for standard residuals;
-``attn_res_output_route`` false leaves out the final mix.
+``attn_res_output_route`` false means no final mix.
 """
 
 from typing import Any

@@ -1,1 +1,1 @@
-"""LoRA adapters: the files of one, what is refused of it, and those that flags name."""
+"""LoRA adapters: checks of their files, refusals, and the adapters of flags."""

@@ -1,1 +1,1 @@
-"""``attnres-serve convert``: a checkpoint that computes what another one computes."""
+"""``attnres-serve convert``: a checkpoint that computes the same as another one."""

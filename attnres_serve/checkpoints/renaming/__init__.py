@@ -1,1 +1,1 @@
-"""Tensors under other names: what they may be, and ``--rename`` of ``convert``."""
+"""Tensors with unknown names: guesses, and ``--rename`` of ``convert``."""

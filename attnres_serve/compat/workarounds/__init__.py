@@ -1,1 +1,1 @@
-"""One fault of CPython, glibc, torch or vLLM per file, with the version at which it can go."""
+"""One fault of CPython, glibc, torch or vLLM per file, with the version that no longer needs it."""

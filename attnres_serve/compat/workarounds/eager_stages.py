@@ -1,7 +1,7 @@
-"""What a pipeline stage receives, on CPU without compiled code.
+"""Buffers for the input of pipeline stages, on CPU without compiled code.
 
-vLLM 0.32 makes room for it in the dummy run that warms a model up, and a CPU has none where no
-code is compiled.  The first request then ends every stage after the first one by an assertion.
+vLLM 0.32 allocates them in the dummy run that warms a model up. On a CPU without compiled code
+there is no such run, and the first request fails an assertion in every stage after the first.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from attnres_serve.compat.patch import Patch
 
 
 def _making_room(receive: Any) -> Any:
-    """Let a stage make room when it receives something and has none."""
+    """Allocate the buffers at the first input."""
 
     def sync_and_gather_intermediate_tensors(self, *args, **options):
         if self.intermediate_tensors is None:

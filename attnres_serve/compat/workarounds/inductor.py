@@ -7,12 +7,12 @@ from attnres_serve.kernels import fingerprint
 
 
 def _keeping_order(recompute: Any) -> Any:
-    """Mend inductor's scheduler, which can read a buffer before the operation that fills it.
+    """Fix inductor's scheduler, which can read a buffer before the operation that fills it.
 
-    torch 2.13: where the C++ backend fuses loops of one and of two dimensions, it computes a node's
-    reads anew and forgets that they are of a later version of a buffer.  vLLM's matrix products on
-    CPU write into such buffers, so a site could add what memory held before a sublayer's output was
-    there.  Applied where a model is built, before anything is compiled.
+    torch 2.13: when the C++ backend fuses loops of one and two dimensions, it recomputes a node's
+    reads and forgets that they are of a later version of a buffer.  vLLM's matrix products on CPU
+    write into such buffers, so a site could add uninitialised memory instead of a sublayer's
+    output.  Apply this before anything is compiled.
     """
     import torch
 

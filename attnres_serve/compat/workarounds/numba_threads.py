@@ -1,15 +1,15 @@
 """OpenMP's threads beside drafts of n-grams on CPU.
 
-vLLM 0.32: numba finds these drafts.  With the first one it gives OpenMP, which torch computes by, a
-thread for each core that the calling thread may use.  That is one in a worker, whose threads are
-bound to cores.
+vLLM 0.32: numba computes these drafts.  At the first one it sets the number of OpenMP threads,
+which torch uses too, to the number of cores of the calling thread.  In a worker, whose threads are
+bound to cores, that is one.
 """
 
 import sys
 
 
 def launch_early() -> None:
-    """Let numba do so at once, and give OpenMP its threads back (idempotent).
+    """Launch numba's threads early, and restore the number of OpenMP threads (idempotent).
 
     Called after vLLM has imported numba, and before a draft.
     """
@@ -19,4 +19,4 @@ def launch_early() -> None:
     if numba is not None:
         threads = torch.get_num_threads()
         numba.get_num_threads()
-        torch._C.set_num_threads(threads)  # vLLM puts a refusal in the place of torch's function
+        torch._C.set_num_threads(threads)  # vLLM replaces torch's function by a refusal

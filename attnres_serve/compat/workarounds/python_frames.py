@@ -1,11 +1,11 @@
-"""Room for the frames of Python functions that are called often, made once above all of them.
+"""Allocating one large frame chunk before a hot loop, so that no call in it maps memory.
 
-CPython keeps frames in chunks of 16 KiB.  Where a chunk ends just above a function that is called
-often, every call maps a new chunk and every return unmaps it.  Whether that happens depends on the
-size of all frames on the way, so on generated code, too: it met vLLM's attention in a compiled
-Llama of 1024 x 28 with standard residuals, three times a layer, and cost a tenth of a decode step.
+CPython keeps frames in chunks of 16 KiB.  If a chunk ends just above a hot function, every call
+maps a new chunk and every return unmaps it.  This depends on the size of all frames on the stack,
+including generated code: it happened in vLLM's attention of a compiled Llama of 1024 x 28 with
+standard residuals, three times per layer, and cost a tenth of a decode step.
 
-Making room maps memory itself, so it is for a function that runs long: an engine's loop, no step.
+The allocation maps memory itself, so it is for long-running functions: an engine's loop, no step.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ SLOTS = 1 << 15  # of 8 bytes: such a frame gets a chunk of 512 KiB, half of it 
 
 
 def call_with_room(function: Callable[..., Any], *args: Any) -> Any:
-    """What ``function`` returns; what it calls finds room for a thousand frames in one chunk."""
+    """The result of ``function``, whose callees have room for a thousand frames in one chunk."""
     return function(*args)
 
 
@@ -35,7 +35,7 @@ def with_room(function: Callable[..., Any]) -> Callable[..., Any]:
     return roomy
 
 
-PATCH = Patch(  # of the loop that a process enters after a model is built
+PATCH = Patch(  # the loop of a process after its model is built
     targets=(
         "vllm.v1.engine.core:EngineCoreProc.run_busy_loop",
         "vllm.v1.engine.core:DPEngineCoreProc.run_busy_loop",

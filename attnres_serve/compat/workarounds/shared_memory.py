@@ -1,13 +1,13 @@
-"""vLLM's shared memory of CPU workers, whose names outlive a kill."""
+"""Names of vLLM's shared memory of CPU workers, which survive a kill."""
 
 from contextlib import suppress
 from pathlib import Path
 
 
 def forget_shared_memory() -> None:
-    """Take the names of the memory that CPU workers share, once all of them have it mapped.
+    """Unlink the shared memory of CPU workers after all of them have mapped it.
 
-    vLLM does so at an orderly end only; after a kill the files would stay in /dev/shm.
+    vLLM does this only at an orderly end; after a kill the files would stay in /dev/shm.
     """
     from vllm.distributed import get_pp_group, get_tp_group
 
@@ -15,7 +15,7 @@ def forget_shared_memory() -> None:
         shared = getattr(group.device_communicator, "dist_module", None)
         name = getattr(shared, "group_name", None)
         if name is not None:
-            with suppress(OSError):  # no such folder on this system, or not ours
+            with suppress(OSError):  # the folder does not exist, or belongs to another user
                 for path in Path("/dev/shm").iterdir():
                     if path.name.startswith(f"{name}_"):
                         path.unlink(missing_ok=True)

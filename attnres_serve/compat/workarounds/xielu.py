@@ -1,8 +1,7 @@
 """The parameters of Apertus' activation, which vLLM rounds to bfloat16.
 
-vLLM 0.32: ``XIELU`` makes its parameters and constants in bfloat16, whatever the model's
-type is.  A model that is served in float32 then has them, and what is computed of them, with 8 bits
-of precision: its activations are off by up to 0.2 %.
+vLLM 0.32: ``XIELU`` makes its parameters and constants in bfloat16 for every dtype of the model.
+In a float32 model they have only 8 bits of precision, so activations are off by up to 0.2 %.
 """
 
 from typing import Any
@@ -11,7 +10,7 @@ from attnres_serve.compat.patch import Patch
 
 
 def _in_the_models_type(as_given: Any) -> Any:
-    """Let the layer have the type of the model that is built."""
+    """Give the layer the model's dtype."""
     import torch
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
