@@ -15,10 +15,10 @@ from attnres_serve.compat import device, engine_config, tensor_file, versions
 from attnres_serve.compat.device import Kind
 from attnres_serve.compat.workarounds import replaced_weights, replacing_calls
 from attnres_serve.compat.workarounds.replaced_weights import (
-    ASKED,
     BACKEND,
     FILE,
     FINISH,
+    FROM_ENGINE,
     INIT,
     RELOAD,
     SHUTDOWN,
@@ -275,7 +275,7 @@ def test_arguments_that_no_worker_gets(engine_class: Any) -> None:
     with pytest.raises(SettingError, match=r"^update_info is a list"):
         call("update_weights", args=([{"path": "x"}],))
     other = Engine(made_up())
-    for name in ("path", FILE, ASKED):
+    for name in ("path", FILE, FROM_ENGINE):
         with pytest.raises(SettingError, match=f"^{RELOAD} has no argument {name}"):
             other.calls(engine_class)(RELOAD, kwargs={name: "x"})
     assert not engine.asked and not other.asked
@@ -343,7 +343,7 @@ def test_the_cache_is_emptied_before_weights_are_replaced(method: str, engine_cl
     """What is asked meanwhile is computed with the new ones, and may be kept."""
     engine = started(engine_class) if method == FINISH else Engine(made_up())
     assert engine.calls(engine_class)(method) == [None]
-    assert engine.asked == ["reset", (method, {ASKED: True} if method == RELOAD else {})]
+    assert engine.asked == ["reset", (method, {FROM_ENGINE: True} if method == RELOAD else {})]
     engine = Engine(made_up())
     engine.calls(engine_class)("attn_res_executed")
     engine.calls(engine_class)(START)
@@ -558,8 +558,8 @@ def test_a_worker_reads_folders_and_tensors(worker: Any) -> None:
     ("message", "given"),
     [
         ("reload_weights was called in a worker", {"weights_path": "new"}),
-        ("leave is_checkpoint_format out", {"is_checkpoint_format": False, ASKED: True}),
-        ("is_partial is 'no'", {"is_partial": "no", "weights_iterator": [], ASKED: True}),
+        ("leave is_checkpoint_format out", {"is_checkpoint_format": False, FROM_ENGINE: True}),
+        ("is_partial is 'no'", {"is_partial": "no", "weights_iterator": [], FROM_ENGINE: True}),
     ],
 )
 def test_what_a_worker_refuses(message: str, given: dict[str, Any], worker: Any) -> None:
