@@ -79,10 +79,10 @@ def serve(arguments: Arguments) -> None:
         CheckpointError, SettingError: the message is one sentence; nothing was started.
     """
     check_environment()
-    flags = arguments.given
+    flags = arguments.values
     keys = policy.read_keys(flags["api_key_file"]) if "api_key_file" in flags else []
     check_closed(arguments, keys)
-    additional_config = settings.given(flags)
+    additional_config = settings.from_flags(flags)
     settings.shard_tokens(additional_config)
     name = bundled_demo() if arguments.model is None else arguments.model
     model, kv_cache, dtype = check_checkpoint(name, arguments)
@@ -135,14 +135,14 @@ def serve(arguments: Arguments) -> None:
     if not log:
         os.environ[levels.LEVEL] = levels.QUIET  # in every process
     if flags.get("enable_weight_updates"):
-        chosen |= openai_server.weight_transfer(arguments.words)
+        chosen |= openai_server.weight_transfer(arguments.vllm_argv)
     openai_server.run_server(
         model,
         DEFAULTS
         | SERVER_DEFAULTS
         | chosen
         | {"served_model_name": names(arguments.model, model, arguments)},
-        [*arguments.words],
+        [*arguments.vllm_argv],
         additional_config,
         keys,
         policy.from_flags(flags),
@@ -158,7 +158,7 @@ def check_environment() -> None:
 
 def check_closed(arguments: Arguments, keys: Sequence[str]) -> None:
     """Raise SettingError if a flag would open a server that has API keys."""
-    if arguments.given.get("grpc"):
+    if arguments.values.get("grpc"):
         raise SettingError(
             "found --grpc; its server has neither our routes nor the API key, so leave it out or "
             "run vLLM's own command."
@@ -224,7 +224,7 @@ def check_checkpoint(
     if formats.own_layer_names(parsed.format) is None:  # other formats take no adapters
         needed = checkpoint.index.base.needed if checkpoint.index else {}
         modules.check(arguments, needed, checkpoint.has_table)
-    settings.require_edits(settings.given(arguments.given), parsed.spec)
+    settings.require_edits(settings.from_flags(arguments.values), parsed.spec)
     kv_cache = cache.of(name, parsed, arguments)
     events.tell("model", facts=facts.of_checkpoint(name, parsed, kv_cache))
     dtype = arguments.dtype

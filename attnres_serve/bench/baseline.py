@@ -26,7 +26,7 @@ from attnres_serve.formats.parsed_config import ParsedConfig
 
 def baseline_config(parsed: ParsedConfig) -> dict[str, Any]:
     """The config.json of the baseline, in the house format if the plugin serves it."""
-    family = FAMILIES[parsed.base]
+    family = FAMILIES[parsed.family]
     if needs_plugin(family):
         keys = {"architectures": [family.architecture], "model_type": family.model_type}
         return {**parsed.config, **keys, house.KEY: None}

@@ -141,8 +141,8 @@ def _in_engines(
     vllm_arguments = arguments.of_engine(
         flags, reading.ours(settings.add_arguments), names_of(add_arguments)
     )
-    flags = [*vllm_arguments.words]
-    chosen = settings.given(vllm_arguments.given) | settings.given(vars(options))
+    flags = [*vllm_arguments.vllm_argv]
+    chosen = settings.from_flags(vllm_arguments.values) | settings.from_flags(vars(options))
     _refuse_uncomparable(vllm_arguments)
     drafted = drafts.requested(vllm_arguments)
     backend_choice.require(chosen.get(settings.BACKEND_KEY))
@@ -188,7 +188,7 @@ def _in_engines(
             compared, kind = DRAFTS, "the same engine without drafts"
             base = process.attnres(BASELINE, folder, flags, chosen, drafts=0)
         else:
-            has_plugin = baseline.needs_plugin(FAMILIES[parsed.base])
+            has_plugin = baseline.needs_plugin(FAMILIES[parsed.family])
             compared, kind = ATTNRES, "attnres-serve without sites" if has_plugin else "stock vLLM"
             baseline.write_baseline(folder, model, baseline_folder)
             base = process.plain(BASELINE, baseline_folder, flags, has_plugin=has_plugin)

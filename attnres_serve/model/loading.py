@@ -151,7 +151,7 @@ class LoadingMixin(_Base):
             dtype = DTYPES.get(tensor.dtype, str(tensor.dtype))
             parts = index.take(stored_name, Stored(tuple(tensor.shape), dtype))
             first = next(iter(parts))
-            if decoder.is_ours_to_look_at(stored_name) and not is_aside(first, index.base.config):
+            if decoder.is_ours_to_look_at(stored_name) and not is_ignored(first, index.base.config):
                 check_finite(stored_name, tensor, self.attn_res_served_in(first, parts[first]))
             for name, piece in index.pieces(stored_name, tensor):
                 index.check_values(name, piece)

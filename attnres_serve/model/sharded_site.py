@@ -76,9 +76,13 @@ class ShardedSite(SiteNorm):
         tokens = len(delta)
         if not self.division.divides(tokens):
             return super().run(self._whole(delta), residual)
-        share = token_shards.own_sum(delta) if self.reduces_delta else token_shards.own(delta)
+        share = (
+            token_shards.own_rows_of_sum(delta)
+            if self.reduces_delta
+            else token_shards.own_rows(delta)
+        )
         if isinstance(residual, Tensor):  # the embedding
-            residual = token_shards.own(residual)
+            residual = token_shards.own_rows(residual)
         normed, state = super().run(share, residual)
         return token_shards.gathered(normed, tokens), state
 

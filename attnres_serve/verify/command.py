@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         _require_same_sizes(folder, served, reference, parsed)
     for path in dict.fromkeys((folder, reference)):
         check_folder_is_finite(path)
-    additional_config = settings.given(vars(options))
+    additional_config = settings.from_flags(vars(options))
     settings.require_edits(additional_config, served.spec)
     edits = edits_by_site(options.edit, parsed)
     limits = passages.limits(served, parsed)

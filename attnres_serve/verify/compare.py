@@ -181,7 +181,7 @@ def _model(folder: Path, parsed: ParsedConfig) -> Reference:
     """The hand-written model or, for other families, Hugging Face's with rewritten residuals."""
     from attnres_serve.verify import oracle, rewritten
 
-    if parsed.base in oracle.BASES:
+    if parsed.family in oracle.BASES:
         return oracle.load(folder)
     layout = parsed.layout
     sites = [rewritten.Site(one.layer, one.kind, one.norm) for one in layout.sublayers]

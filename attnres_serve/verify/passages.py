@@ -71,10 +71,10 @@ def _limits(parsed: ParsedConfig) -> Iterator[tuple[str, int]]:
     built = _built(parsed)
     kinds = getattr(built, "layer_types", None) or ()
     windows = [getattr(built, key) for kind, key in _WINDOWS.items() if kind in kinds]
-    of_all = FAMILIES[parsed.base].window  # in every layer; some classes keep no kinds of layers
+    of_all = FAMILIES[parsed.family].window  # in every layer; some classes keep no kinds of layers
     if window := of_all(parsed.config) if of_all else max(windows, default=None):
         yield WINDOW, window
-    if FAMILIES[parsed.base].state_bytes(parsed.config, 4):  # chunks pass their state on
+    if FAMILIES[parsed.family].state_bytes(parsed.config, 4):  # chunks pass their state on
         yield CHUNK, getattr(built, "chunk_size", None) or TOGETHER
     rope = getattr(built, "rope_parameters", None) or {}
     for one in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):

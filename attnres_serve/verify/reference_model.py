@@ -57,9 +57,9 @@ def reference_model(
         raise SettingError(f"dtype: found {dtype}; expected torch.float32 or torch.float64.")
     folder = hub.on_this_machine(os.fspath(path))
     parsed = check_folder(folder).translated(str(path))
-    if parsed.base not in oracle.BASES:
+    if parsed.family not in oracle.BASES:
         raise CheckpointError(
-            f"{path} is of the family {parsed.base}, which the reference model lacks; it has "
+            f"{path} is of the family {parsed.family}, which the reference model lacks; it has "
             f"{', '.join(oracle.BASES)}."
         )
     model = compare.reference(folder, parsed)

@@ -48,7 +48,7 @@ def measure(
 ) -> dict[str, Any]:
     """Measure one shape: engines, cases, overheads by algorithm and phase, and how often."""
     with models(shape) as (folder, baseline, parsed):
-        has_plugin = needs_plugin(FAMILIES[parsed.base])
+        has_plugin = needs_plugin(FAMILIES[parsed.family])
         specs = [plain(BASELINE, baseline, flags, has_plugin)]
         specs += [attnres(name, folder, flags, {ALGORITHM_KEY: name}) for name in algorithms]
         if control:

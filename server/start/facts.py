@@ -33,7 +33,7 @@ def of_checkpoint(name: str, parsed: ParsedConfig, cache: Cache | None) -> dict[
 
 def _prefixes(parsed: ParsedConfig) -> dict[str, str]:
     """Why prefixes of prompts are not cached; empty if they are."""
-    family = FAMILIES[parsed.base]
+    family = FAMILIES[parsed.family]
     if not family.cache_elements(parsed.config):
         return {"prefixes": "not cached, as vLLM has no such cache for models without attention"}
     if device.is_cpu() and Limit.PREFIX_CACHING in family.limits:

@@ -209,7 +209,7 @@ def test_without_stock_vllm_the_baseline_has_the_plugin(golden, on_cpu, stock, m
     else:
         assert plain["model_type"].startswith("attnres_") and plain["attn_res"] is None
         plain = resolve(plain, names=tuple)
-        assert (plain.base, plain.spec) == (parsed.base, None)
+        assert (plain.family, plain.spec) == (parsed.family, None)
 
 
 # The engines.

@@ -330,7 +330,7 @@ def test_a_model_of_another_family_has_a_twin(name: str) -> None:
     """Of its family, with eight blocks or nine."""
     shape = SHAPES[name]
     with models(shape) as (folder, baseline, parsed):
-        assert (parsed.base, parsed.spec.num_blocks) == (shape.family, 8 + ("x9" in name))
+        assert (parsed.family, parsed.spec.num_blocks) == (shape.family, 8 + ("x9" in name))
         plain = json.loads((baseline / "config.json").read_text())
         assert plain.get("attn_res") is None
         assert json.loads((folder / "config.json").read_text())["attn_res"] == {"block_size": 2}
