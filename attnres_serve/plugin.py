@@ -69,9 +69,9 @@ def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
     )
     if (format_module := next(native_formats, None)) is None:
         return False
-    wanted = settings.choice(additional_config, settings.NATIVE_KEY)
+    choice = settings.choice(additional_config, settings.NATIVE_KEY)
     if settings.edits(additional_config) is not None:
-        if wanted == "on":
+        if choice == "on":
             raise SettingError(
                 "attnres_native is 'on', and vLLM's own class has no edits; leave out one of the "
                 "two."

@@ -80,8 +80,8 @@ def add_edits(
     )
 
 
-def given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given by flags, by their keys in ``additional_config``.
+def from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in flags, by their keys in ``additional_config``.
 
     Args:
         flags: values by name; None for an absent flag.
@@ -95,9 +95,9 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     if texts := flags.get(EDIT):
         from attnres_serve.depth import edit_words, static_edits  # not for every command
 
-        edits = edit_words.each(words, f"--{EDIT.replace('_', '-')}")
-        found[EDITS_KEY] = static_edits.to_json(edits)
-    return found
+        edits = edit_words.each(texts, f"--{EDIT.replace('_', '-')}")
+        settings[EDITS_KEY] = static_edits.to_json(edits)
+    return settings
 
 
 def choice(additional_config: Any, key: str) -> str:
@@ -130,7 +130,7 @@ def edits(additional_config: Any) -> "list[Edit] | None":
         SettingError: they are no list of edits.
     """
     changes = edits_change(additional_config)
-    if not (found := (additional_config or {}).get(EDITS_KEY)):
+    if not (stated := (additional_config or {}).get(EDITS_KEY)):
         return [] if changes else None
     from attnres_serve.depth import static_edits
 

@@ -105,9 +105,9 @@ class EngineFacts:
 
     def connectors_of_states(self) -> str | None:
         """The flags of KV connectors, where the model has recurrent states."""
-        given = engine_config.connectors(self.vllm)
-        has_states = given and self.family.state_bytes(self.model.attn_res_config, 2)
-        return " and ".join(given) if has_states else None
+        stated = engine_config.connectors(self.vllm)
+        has_states = stated and self.family.state_bytes(self.model.attn_res_config, 2)
+        return " and ".join(stated) if has_states else None
 
     def beside_example(self) -> str | None:
         """A setting that conflicts with vLLM's example connector, alone or among several."""

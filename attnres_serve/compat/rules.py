@@ -192,22 +192,22 @@ RULES = (
         "{facts.family.title}; start the server without it.",
     ),
     Rule(
-        lambda asked: (
-            settings.edits(asked.vllm.additional_config) is not None
-            and (name := asked.vllm.load_config.load_format) not in LOADING
+        lambda facts: (
+            settings.edits(facts.vllm.additional_config) is not None
+            and (name := facts.vllm.load_config.load_format) not in LOADING
             and name
         ),
-        "edits are written into what a model loads from a checkpoint, which --load-format {found} "
+        "edits are written into what a model loads from a checkpoint, which --load-format {value} "
         "passes by; leave out one of the two.",
     ),
     Rule(
-        lambda asked: (
-            asked.vllm.kv_transfer_config and settings.edits(asked.vllm.additional_config)
+        lambda facts: (
+            facts.vllm.kv_transfer_config and settings.edits(facts.vllm.additional_config)
         ),
         "--attnres-edit is not supported with --kv-transfer-config, as a store may hold what other "
         "edits computed; write the edits into a checkpoint by `attnres-serve convert --edit`.",
     ),
-    Rule(Asked.beside_example, f"vLLM's {EXAMPLE} fails or answers wrongly with {{found}}."),
+    Rule(EngineFacts.beside_example, f"vLLM's {EXAMPLE} fails or answers wrongly with {{value}}."),
     Rule(
         lambda facts: facts.shards_sites and facts.parallel.tensor_parallel_size == 1,
         "--attnres-shard-sites is on, which divides tokens over the workers of tensor "

@@ -589,9 +589,9 @@ def test_edits_and_a_store_of_what_others_computed() -> None:
     config = vllm_config(kv_transfer_config=connector("NixlConnector"))
     config.additional_config = {"attnres_edits": [{"mean": True}]}
     with pytest.raises(SettingError, match=r"^--attnres-edit .* by `attnres-serve convert --edit`"):
-        rules.require(Asked(config))
+        rules.require(EngineFacts(config))
     config.additional_config = {}
-    rules.require(Asked(config))
+    rules.require(EngineFacts(config))
 
 
 @pytest.mark.parametrize("name", ["dummy", "sharded_state", "tensorizer", "of a plugin"])
@@ -601,12 +601,12 @@ def test_edits_and_a_store_of_what_others_computed() -> None:
 def test_edits_and_a_loader_that_passes_the_model_by(asked: dict[str, Any], name: str) -> None:
     """Nothing would write them, and answers would be those of the model without them."""
     config = vllm_config(load_config=SimpleNamespace(load_format=name))
-    rules.require(Asked(config))
+    rules.require(EngineFacts(config))
     config.additional_config = asked
     with pytest.raises(SettingError, match=f"--load-format {name} passes by"):
-        rules.require(Asked(config))
+        rules.require(EngineFacts(config))
     config.load_config.load_format = "safetensors"
-    rules.require(Asked(config))
+    rules.require(EngineFacts(config))
 
 
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next", "kimi_linear"])

@@ -58,8 +58,8 @@ def convert(
     _require_place(folder)
     adds_queries = zero_queries_block_size is not None
     size = zero_queries_block_size if adds_queries else block_size
-    found = tuple(map(Rename.read, renames))
-    opened = open_source(Asked(source, target, to_house, adds_queries, size, found))
+    parsed_renames = tuple(map(Rename.read, renames))
+    opened = open_source(Conversion(source, target, to_house, adds_queries, size, parsed_renames))
     plan = make_plan(opened, to_house, zero_queries_block_size, edit_words.each(edits))
     room = shutil.disk_usage(folder.parent).free
     if plan.size > room:
