@@ -144,8 +144,8 @@ MOMENTS = [
     ("before vLLM is imported", terminate, "", EAGER, QUIET),
     ("while vLLM is imported", interrupt_group, "layout", EAGER, QUIET),
 ]
-# A whole start each; the others hear a signal in every way that there is, and ``test_console`` has
-# what ends the processes of a server.
+# A whole start each; the others hear a signal in every way that there is, and
+# ``test_supervisor`` has what ends the processes of a server.
 MORE_MOMENTS = [
     ("before vLLM is imported", interrupt_group, "", EAGER, QUIET),
     ("it compiles", interrupt_group, "compile, warm up", (), QUIET),

@@ -1,3 +1,3 @@
 """Ids without a row of the model."""
 
-CANNOT = "each needs an engine: tests/server/test_limits.py has a stand-in of one."
+CANNOT = "each needs an engine: tests/compat/test_request_refusals.py has a stand-in of one."

@@ -1,5 +1,3 @@
 """Requests that end an engine."""
 
-CANNOT = (
-    "each would end the engine that shows it: tests/server/test_limits.py has a stand-in of one."
-)
+CANNOT = "each would end an engine: tests/compat/test_request_refusals.py has a stand-in of one."

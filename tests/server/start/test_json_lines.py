@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from serving import ROOT
+from supervised import CHECKED, READY, supervised
 
 from attnres_serve.server.start import json_lines
-from tests.server.test_console import CHECKED, READY, supervised
 from tests.server.test_observability import time_of
 
 FILE = ROOT / "deploy" / "logging.json"
