@@ -63,11 +63,9 @@ def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
     from attnres_serve import settings
 
     config = with_list_of_architectures(config)
-    modules: tuple[Any, ...] = formats.SERVED
-    native_formats = (
-        module for module in modules if hasattr(module, "NATIVE") and module.matches(config)
-    )
-    if (format_module := next(native_formats, None)) is None:
+    native_formats = (one for one in formats.SERVED.values() if one.native and one.matches(config))
+    matched = next(native_formats, None)
+    if matched is None or matched.native is None:
         return False
     choice = settings.choice(additional_config, settings.NATIVE_KEY)
     if settings.edits(additional_config) is not None:
@@ -77,12 +75,12 @@ def is_left_to_vllm(config: dict[str, Any], additional_config: Any) -> bool:
                 "two."
             )
         return False
-    if not native.is_left_to_vllm(format_module.NAME, format_module.NATIVE, choice):
+    if not native.is_left_to_vllm(matched.name, matched.native, choice):
         return False
     host.logger().info(
         "vLLM serves this %s checkpoint by a class of its own, without attnres-serve; "
         "--attnres-native off, or attnres_native in --additional-config, has it served here.",
-        format_module.NAME,
+        matched.name,
     )
     return True
 

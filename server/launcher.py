@@ -221,7 +221,7 @@ def check_checkpoint(
     needs.check(name, parsed, folder, arguments)
     blocks.check(name, parsed, arguments)
     check_draft(name, checkpoint, arguments)
-    if formats.own_layer_names(parsed.format) is None:  # other formats take no adapters
+    if formats.by_name(parsed.format).layer_names_of is None:  # other formats take no adapters
         needed = checkpoint.index.base.needed if checkpoint.index else {}
         modules.check(arguments, needed, checkpoint.has_table)
     settings.require_edits(settings.from_flags(arguments.values), parsed.spec)

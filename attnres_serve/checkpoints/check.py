@@ -146,7 +146,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _class(format_name: str) -> dict[str, str]:
     """Whose class serves a format for which vLLM has a class too, and why."""
-    native_class = getattr(formats.by_name(format_name), "NATIVE", None)
+    native_class = formats.by_name(format_name).native
     return {} if native_class is None else {"served_by": native.served_by(native_class)}
 
 

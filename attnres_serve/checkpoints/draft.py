@@ -188,7 +188,7 @@ def head_problem(target: ParsedConfig, index: TensorIndex | None) -> str | None:
             f"needs a draft head, and none of {family.title} is supported; for drafts of another "
             'model write {"method": "draft_model", "model": its folder}.'
         )
-    if (title := formats.own_layer_names(target.format)) is not None:
+    if (title := formats.by_name(target.format).layer_names_of) is not None:
         return (
             f"is not supported on {title} checkpoints, whose names vLLM's class of the head does "
             "not know; convert the model to the house format."

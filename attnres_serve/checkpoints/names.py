@@ -93,18 +93,7 @@ def expected_parts(spec: AttnResSpec | None) -> list[tuple[int, str]]:
     return [(site, part) for site in owners for part in parts]
 
 
-def lacks_first_site(format_module: Format) -> bool:
-    """Whether a format stores nothing for site 0, which has only one source."""
-    return bool(getattr(format_module, "LACKS_FIRST_SITE", False))
-
-
-def part_names(format_module: Format, name: str) -> tuple[str, ...]:
-    """The names of the equal parts of a tensor, for the format's ``rename``."""
-    parts = getattr(format_module, "parts", None)
-    return tuple(parts(name)) if parts else (name,)
-
-
-def parts_of(format_module: Format, name: str, shape: Shape) -> dict[str, Shape]:
+def parts_of(checkpoint_format: Format, name: str, shape: Shape) -> dict[str, Shape]:
     """The shapes of a tensor's parts, by names for the format's ``rename``.
 
     One, the tensor itself, unless the format fuses weights.
@@ -112,7 +101,7 @@ def parts_of(format_module: Format, name: str, shape: Shape) -> dict[str, Shape]
     Raises:
         CheckpointError: a fused tensor does not have equal parts.
     """
-    names = part_names(format_module, name)
+    names = checkpoint_format.fused_parts(name)
     if len(names) == 1:
         return {name: shape}
     if not shape or shape[0] % len(names):

@@ -20,8 +20,6 @@ from attnres_serve.checkpoints.names import (
     cut,
     expected_parts,
     is_draft,
-    lacks_first_site,
-    part_names,
     parts_of,
     same_tensor,
     tensor_name,
@@ -62,7 +60,7 @@ class TensorIndex:
 
     def __init__(
         self,
-        format_module: Format,
+        checkpoint_format: Format,
         base: BaseTensors,
         spec: AttnResSpec | None,
         takes_house_names: bool = False,
@@ -70,7 +68,7 @@ class TensorIndex:
         """Start empty.
 
         Args:
-            format_module: the format of the checkpoint.
+            checkpoint_format: the format of the checkpoint.
             base: the tensors that the family needs.
             spec: the depth attention, None for a model with standard residuals.
             takes_house_names: whether house names are accepted besides the format's.
@@ -78,11 +76,11 @@ class TensorIndex:
         self.base, self._takes_house_names = base, takes_house_names
         self.stored: dict[str, Stored] = {}
         self.own_names: dict[str, str] = {}
-        self.format = format_module
+        self.format = checkpoint_format
         self._sites = {
             tensor_name(site, part, base.layout): (site, part)
             for site, part in expected_parts(spec)
-            if site or not lacks_first_site(format_module)
+            if site or not checkpoint_format.lacks_first_site
         }
         biased = sites(spec) if spec is not None and spec.source_bias else ()
         self._sources = {site.index: site.num_sources for site in biased}
@@ -106,7 +104,7 @@ class TensorIndex:
         if (held := self._held(own_name)) is not None:
             return [*held.parts]
         names = self._names_of(own_name)
-        weights = [names.rename(part) for part in part_names(names, own_name)]
+        weights = [names.rename(part) for part in names.fused_parts(own_name)]
         if all(one in self.expected or self.base.is_known(one) for one in weights):
             return weights
         self._refuse_prefix(own_name)
@@ -122,7 +120,7 @@ class TensorIndex:
             hidden, sources = self.base.config["hidden_size"], self._sources.get(site[0])
             return part_shapes(site[1], hidden, sources)
         shape = self.base.needed[name]
-        count = len(part_names(self.format, self.format.own_name(name)))
+        count = len(self.format.fused_parts(self.format.own_name(name)))
         return (shape if count == 1 else (count * shape[0], *shape[1:]),)
 
     def take(self, own_name: str, stored: Stored) -> dict[str, tuple[int, str] | None]:
@@ -202,7 +200,7 @@ class TensorIndex:
         is_of_house = (
             own_name in self._sites or own_name in self.base.needed or experts.is_packed(own_name)
         )
-        return house if self._takes_house_names and is_of_house else self.format
+        return house.FORMAT if self._takes_house_names and is_of_house else self.format
 
     def pieces(self, own_name: str, tensor: "Tensor") -> Iterator[tuple[str, "Tensor"]]:
         """The parts of a tensor by their house names, in the order of ``take``.

@@ -79,7 +79,9 @@ RULES = (
         "a CPU, where processes are started without Ray, on several machines by --nnodes.",
     ),
     Rule(
-        lambda facts: facts.has_lora and formats.own_layer_names(facts.model.attn_res_format),
+        lambda facts: (
+            facts.has_lora and formats.by_name(facts.model.attn_res_format).layer_names_of
+        ),
         "LoRA adapters are not supported on {value} checkpoints: their names are {value}'s, and "
         "vLLM would apply only a part of them; convert the model to the house format.",
     ),

@@ -13,12 +13,11 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.family_config import family_config
-from attnres_serve.formats.format import Blocks
+from attnres_serve.formats.format import Blocks, Format
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "alice_ai"
-LACKS_FIRST_SITE = True
 NATIVE = Native(f"{MODELS}.alice_ai")
 BLOCK = "block_attn_res_block_size"
 BLOCKS = Blocks(BLOCK, "layers")
@@ -53,3 +52,8 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
         family = FAMILIES[NAME]
         spec = AttnResSpec.by_layers(family.layout(config), layers, family.epsilon(config))
     return ParsedConfig(NAME, NAME, translated, spec)
+
+
+FORMAT = Format(
+    NAME, BLOCKS, matches, translate, rename, own_name, lacks_first_site=True, native=NATIVE
+)

@@ -13,7 +13,7 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES, normed_llama
 from attnres_serve.formats.family_config import family_config
-from attnres_serve.formats.format import UNREAD, Blocks
+from attnres_serve.formats.format import UNREAD, Blocks, Format
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.prefixes import Prefixes
 
@@ -120,3 +120,6 @@ def _starts(layout: Layout, size: int) -> tuple[int, ...]:
     starts = layout.layer_starts[::per_block]
     ends_with_a_block = layout.num_layers % per_block == 0
     return (*starts, layout.num_sublayers) if ends_with_a_block else starts
+
+
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name)

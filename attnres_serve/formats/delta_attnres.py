@@ -7,6 +7,7 @@ import re
 from functools import partial
 
 from attnres_serve.formats import attnres_mode
+from attnres_serve.formats.format import Format
 from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "delta_attnres"
@@ -18,3 +19,6 @@ matches = partial(attnres_mode.matches, model_types=("qwen3_attnres", "llama_att
 translate = partial(attnres_mode.translate, name=NAME)
 _NAMES = Prefixes(attnres_mode.QUERIES, ("model.final_res_", "model.output_attn_res_"))
 rename, own_name = _NAMES.rename, _NAMES.own_name
+
+
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name, mark=MARK, distinct_key=KEY)

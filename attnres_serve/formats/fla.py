@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 from attnres_serve.formats import fla_delta, fla_transformer
 from attnres_serve.formats.fla_keys import OWN_KEYS
-from attnres_serve.formats.format import Blocks
+from attnres_serve.formats.format import Blocks, Format
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "fla"
 BLOCKS = Blocks("attnres_block_size", "sublayers")
-OWN_LAYER_NAMES = "FLA"
 
 
 class Served(NamedTuple):
@@ -69,3 +68,6 @@ def matches(config: dict[str, Any]) -> bool:
 
 def translate(config: dict[str, Any]) -> ParsedConfig:
     return CLASSES[config["model_type"]].translate(config, NAME)
+
+
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name, layer_names_of="FLA")

@@ -1,7 +1,11 @@
 """The interface of a checkpoint format's module."""
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from re import Pattern
+from typing import Any, NamedTuple
 
+from attnres_serve.compat.native import Native
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 UNREAD = "unread."  # the prefix that ``rename`` gives to tensors that the format's code never reads
@@ -19,43 +23,39 @@ class Blocks(NamedTuple):
     unit: str
 
 
-class Format(Protocol):
-    """A format module.
-
-    A format that fuses weights also has ``parts(name)``: names, for ``rename``, of a tensor's equal
-    parts along dimension 0; the name itself for a tensor that is not fused.  Formats that match the
-    same config.json also have ``MARK``, a pattern of tensor names that only one of them has, and
-    ``KEY``, a key of config.json that only one of them writes.  ``LACKS_FIRST_SITE`` is true in one
-    that stores nothing for site 0, which has only one source.  ``NATIVE`` is the evidence that a
-    vLLM has a class for the format (``compat.native``).  ``OWN_LAYER_NAMES`` is the title of a
-    format whose linear layers have other names than the family's.
+@dataclass(frozen=True)
+class Format:
+    """A checkpoint format.
 
     Attributes:
-        NAME: the format's name in logs and in ``GET /v1/attn_res``.
-        BLOCKS: the way in which it states its blocks.
+        name: its name in logs and in ``GET /v1/attn_res``.
+        blocks: how it states where blocks begin.
+        matches: whether a config.json is of this format, decided by model_type, architectures and
+            keys together, never by one key alone.
+        translate: the family, its Hugging Face config and the AttnRes specification of a
+            config.json; it raises CheckpointError for AttnRes that cannot be served exactly.
+        rename: a tensor's name in the house format: the family's names plus Kimi's.
+        own_name: the name in this format of the tensor that holds a weight, by its house name.
+        fused_parts: names, for ``rename``, of the equal parts that a tensor holds one after the
+            other along dimension 0; the name itself for a tensor that is not fused.
+        mark: a pattern of tensor names that only this one has, of formats that match the same
+            config.json.
+        distinct_key: a key of config.json that only this one writes, of those formats.
+        lacks_first_site: whether it stores nothing for site 0, which has only one source.
+        native: the evidence of a vLLM that serves the format by itself.
+        layer_names_of: what a sentence calls a format whose linear layers have other names than
+            the family's.  LoRA adapters name layers as the family does.
     """
 
-    @property
-    def NAME(self) -> str: ...
-
-    @property
-    def BLOCKS(self) -> Blocks: ...
-
-    def matches(self, config: dict[str, Any]) -> bool:
-        """Whether a config.json is of this format.
-
-        It depends on model_type, architectures and keys together, never on a single key.
-        """
-
-    def translate(self, config: dict[str, Any]) -> ParsedConfig:
-        """The family, its Hugging Face config and the AttnRes specification.
-
-        Raises:
-            CheckpointError: for AttnRes that cannot be served exactly.
-        """
-
-    def rename(self, name: str) -> str:
-        """A tensor's name in the house format: the family's names plus Kimi's."""
-
-    def own_name(self, name: str) -> str:
-        """This format's name of the tensor that holds a weight, by the weight's house name."""
+    name: str
+    blocks: Blocks
+    matches: Callable[[dict[str, Any]], bool]
+    translate: Callable[[dict[str, Any]], ParsedConfig]
+    rename: Callable[[str], str]
+    own_name: Callable[[str], str]
+    fused_parts: Callable[[str], Sequence[str]] = lambda name: (name,)
+    mark: Pattern[str] | None = None
+    distinct_key: str | None = None
+    lacks_first_site: bool = False
+    native: Native | None = None
+    layer_names_of: str | None = None

@@ -17,7 +17,7 @@ from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import PREFIX
 from attnres_serve.formats.family_config import family_config
-from attnres_serve.formats.format import Blocks
+from attnres_serve.formats.format import Blocks, Format
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "house"
@@ -89,3 +89,6 @@ def rename(name: str) -> str:
 
 def own_name(name: str) -> str:
     return name
+
+
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name)

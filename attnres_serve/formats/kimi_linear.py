@@ -12,7 +12,7 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.family_config import family_config
-from attnres_serve.formats.format import Blocks
+from attnres_serve.formats.format import Blocks, Format
 from attnres_serve.formats.keys import refuse_unknown
 from attnres_serve.formats.parsed_config import COMMON, ParsedConfig
 
@@ -76,3 +76,6 @@ def rename(name: str) -> str:
 
 def own_name(name: str) -> str:
     return name  # without the prefix, which the checkpoint may have
+
+
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name, native=NATIVE)

@@ -15,13 +15,12 @@ from attnres_serve.depth.spec import AttnResSpec, is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats import connections
-from attnres_serve.formats.format import Blocks
+from attnres_serve.formats.format import Blocks, Format
 from attnres_serve.formats.parsed_config import ParsedConfig, kept
 from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "nanogpt"
 BLOCKS = Blocks("attn_res_block_size", "sublayers")
-OWN_LAYER_NAMES = "nanoGPT"
 OWN_KEYS = {"n_embd", "n_head", "n_layer", "block_size", "use_attn_res", "attn_res_block_size"}
 KEY_NORM_EPS = 1e-5  # fixed in the class, independent of layer_norm_epsilon
 
@@ -196,3 +195,8 @@ def _refuse_other_models(config: dict[str, Any]) -> None:
                 f"config.json has {key}: {value!r}, which this nanoGPT does not have; a model that "
                 "was trained with it would be served wrongly."
             )
+
+
+FORMAT = Format(
+    NAME, BLOCKS, matches, translate, rename, own_name, fused_parts=parts, layer_names_of="nanoGPT"
+)

@@ -10,6 +10,7 @@ import re
 from functools import partial
 
 from attnres_serve.formats import attnres_mode
+from attnres_serve.formats.format import Format
 from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "open_attnres"
@@ -23,3 +24,6 @@ translate = partial(
 )
 _NAMES = Prefixes(attnres_mode.QUERIES)
 rename, own_name = _NAMES.rename, _NAMES.own_name
+
+
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name, mark=MARK, distinct_key=KEY)

@@ -10,7 +10,7 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.family_config import family_config, refuse_windows
-from attnres_serve.formats.format import Blocks
+from attnres_serve.formats.format import Blocks, Format
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 NAME = "qwen3_ar"
@@ -49,3 +49,6 @@ def rename(name: str) -> str:
 
 def own_name(name: str) -> str:
     return name
+
+
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name)

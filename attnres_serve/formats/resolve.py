@@ -37,11 +37,11 @@ def resolve(
         CheckpointError: for AttnRes that cannot be served exactly.
     """
     config = with_list_of_architectures(config)
-    matching = [module for module in formats.SERVED if module.matches(config)]
+    matching = [one for one in formats.SERVED.values() if one.matches(config)]
     is_left_to_its_code = not matching and trusts_code and _has_code(config)
     if not is_left_to_its_code:
         strangers.refuse_sisters(config)
-    candidates = [module.translate(config) for module in matching]
+    candidates = [one.translate(config) for one in matching]
     for parsed in candidates:
         FAMILIES[parsed.family].check(parsed.config)
         checks.check_ends(parsed.config, "config.json")
@@ -77,20 +77,23 @@ def _distinguished(
 
     Without tensors, a key decides that only one of the formats writes.
     """
-    modules: list[Any] = [formats.by_name(parsed.format) for parsed in candidates]
+    possible = [formats.by_name(parsed.format) for parsed in candidates]
     if names is None:
-        where, marks = "config.json", {m.NAME: m.KEY for m in modules if m.KEY in config}
+        where, marks = "config.json", {}
+        for one in possible:
+            if one.distinct_key in config:
+                marks[one.name] = str(one.distinct_key)
     else:
         where = "the checkpoint"
         marks = {
-            module.NAME: name
-            for module in modules
+            one.name: name
+            for one in possible
             for name in sorted(names, reverse=True)
-            if module.MARK.search(name)
+            if one.mark is not None and one.mark.search(name)
         }
     if len(marks) == 1:
         return next(parsed for parsed in candidates if parsed.format in marks)
-    meanings = " or ".join(module.NAME for module in modules)
+    meanings = " or ".join(one.name for one in possible)
     seen = " and ".join(f"{mark} (of {name} only)" for name, mark in marks.items())
     raise CheckpointError(
         f"model_type {config.get('model_type')!r} stands for {meanings}, and {where} has "

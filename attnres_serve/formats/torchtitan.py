@@ -10,13 +10,13 @@ from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.family_config import family_config, refuse_windows
-from attnres_serve.formats.format import Blocks
+from attnres_serve.formats.format import Blocks, Format
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "torchtitan"
-KEY = "attn_res_num_blocks"
-BLOCKS = Blocks(KEY, "blocks")
+COUNT = "attn_res_num_blocks"
+BLOCKS = Blocks(COUNT, "blocks")
 ARCHITECTURE = "Qwen3BlockAttnResForCausalLM"
 _NAMES = Prefixes(
     ("model.layers.#.attn_res_", "model.layers.#.self_attention_res_"),
@@ -30,14 +30,17 @@ def matches(config: dict[str, Any]) -> bool:
 
 
 def translate(config: dict[str, Any]) -> ParsedConfig:
-    translated = family_config(config, "qwen3", (KEY,))
+    translated = family_config(config, "qwen3", (COUNT,))
     refuse_windows(config)
-    if not is_count(config.get(KEY)):
+    if not is_count(config.get(COUNT)):
         raise CheckpointError(
-            f"{KEY} is {config.get(KEY)!r}; expected a whole number of blocks, at least 1."
+            f"{COUNT} is {config.get(COUNT)!r}; expected a whole number of blocks, at least 1."
         )
     layers = config["num_hidden_layers"]
-    per_block = max(layers // config[KEY], 1)
+    per_block = max(layers // config[COUNT], 1)
     layout = FAMILIES["qwen3"].layout(config)
     spec = AttnResSpec.by_layers(layout, per_block, config.get("rms_norm_eps", 1e-6))
     return ParsedConfig(NAME, "qwen3", translated, spec)
+
+
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name)

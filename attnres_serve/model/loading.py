@@ -20,7 +20,6 @@ from attnres_serve.checkpoints.names import (
     is_ignored,
     is_of_images,
     is_unread,
-    lacks_first_site,
     site_of,
 )
 from attnres_serve.checkpoints.read import DTYPES
@@ -165,7 +164,7 @@ class LoadingMixin(_Base):
                         like = decoder.parameter(self, parameter)
                         values = of_every_source(values, like.numel())
                     yield parameter, values
-        if lacks_first_site(self.attn_res_format):
+        if self.attn_res_format.lacks_first_site:
             hidden = index.base.config["hidden_size"]
             for part in PARTS:  # vLLM requires all parameters; no result depends on these
                 for parameter in self.attn_res_parameters.get((0, part), ()):

@@ -48,7 +48,7 @@ def readings(checkpoint: Checkpoint) -> list[Reading]:
     parsed = checkpoint.parsed
     assert parsed is not None and parsed.spec is not None, "the checkpoint has depth attention"
     spec = parsed.spec
-    blocks = formats.by_name(parsed.format).BLOCKS
+    blocks = formats.by_name(parsed.format).blocks
     by_starts = _values(checkpoint.config, parsed.format, spec.num_sublayers)
     value = _stated(checkpoint.config, blocks.key)  # None for a list of starts
     # The key may have no effect, for example in a mode where every sublayer is a block.
@@ -142,11 +142,11 @@ def _in_words(starts: Starts, spec: AttnResSpec) -> str:
 def _values(config: dict[str, Any], format_name: str, most: int) -> dict[Starts, int]:
     """The smallest number that states block starts in this config.json, by block starts."""
     result: dict[Starts, int] = {}
-    module = formats.by_name(format_name)
-    config = with_list_of_architectures(config)
+    checkpoint_format = formats.by_name(format_name)
+    key, config = checkpoint_format.blocks.key, with_list_of_architectures(config)
     for value in range(1, most + 1):
         try:
-            spec = module.translate(_restated(config, module.BLOCKS.key, value)).spec
+            spec = checkpoint_format.translate(_restated(config, key, value)).spec
         except CheckpointError:
             continue  # not every number is valid
         if spec is not None:

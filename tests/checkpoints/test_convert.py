@@ -555,8 +555,9 @@ def test_a_translation_that_the_house_format_cannot_express(
 ) -> None:
     """Whatever a later format adds to a parsed, it is not lost without a word."""
     source = write_fla(tmp_path / "source", qk_norm=True)
-    original = formats.house.translate
-    monkeypatch.setattr(formats.house, "translate", lambda c: replace(original(c), **lost))
+    house = formats.by_name("house")
+    changed = replace(house, translate=lambda c: replace(house.translate(c), **lost))
+    monkeypatch.setitem(formats.SERVED, "house", changed)
     line = refused(source, "--to", "house")
     assert "cannot describe this model of the fla format exactly" in line
 

@@ -1,5 +1,6 @@
 """Formats that vLLM serves by itself on a GPU: who serves them, and by whose wish."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import PreTrainedConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.transformers_utils.config import _CONFIG_FORMAT_TO_CONFIG_PARSER as table
 
-from attnres_serve import plugin, settings
+from attnres_serve import formats, plugin, settings
 from attnres_serve.checkpoints import needs
 from attnres_serve.checkpoints.check import check
 from attnres_serve.compat import device, native, registry
@@ -58,7 +59,8 @@ def test_an_older_vllm_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     module, name, _ = kimi_linear.NATIVE
     for odd in ((module, name, "gone"), (module, "Gone", "x"), ("vllm.gone", name, "x")):
-        monkeypatch.setattr(kimi_linear, "NATIVE", native.Native(*odd))
+        changed = replace(kimi_linear.FORMAT, native=native.Native(*odd))
+        monkeypatch.setitem(formats.SERVED, kimi_linear.NAME, changed)
         assert not plugin.is_left_to_vllm(KIMI, None)
 
 
@@ -77,7 +79,8 @@ def test_check_says_whose_class_serves_it(
 ) -> None:
     monkeypatch.setattr(device, "kind", lambda: kind)
     monkeypatch.setattr(needs, "check", lambda *_: None)  # vLLM's kernels for GPUs lack such a row
-    monkeypatch.setattr(kimi_linear, "NATIVE", kimi_linear.NATIVE._replace(key=key))
+    changed = replace(kimi_linear.FORMAT, native=kimi_linear.NATIVE._replace(key=key))
+    monkeypatch.setitem(formats.SERVED, kimi_linear.NAME, changed)
     check(str(FAMILY_GOLDENS / "kimi_k3"), as_json=False)
     assert f"served by     {message}" in capsys.readouterr().out
 
@@ -87,8 +90,9 @@ def test_alice_ai_is_left_where_vllm_has_its_module(
 ) -> None:
     alice = TINY["alice_ai"] | {"block_attn_res_block_size": 2}
     for module, has_it in (("a_module_of_a_later_vllm", False), ("qwen3_next", True)):
-        own = native.Native(f"vllm.model_executor.models.{module}")
-        monkeypatch.setattr(alice_ai, "NATIVE", own)
+        evidence = native.Native(f"vllm.model_executor.models.{module}")
+        changed = replace(alice_ai.FORMAT, native=evidence)
+        monkeypatch.setitem(formats.SERVED, alice_ai.NAME, changed)
         assert plugin.is_left_to_vllm(alice, None) == (has_it and vllms_own)
 
 

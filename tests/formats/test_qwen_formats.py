@@ -164,7 +164,8 @@ def test_dummy_weights(tmp_path: Path) -> None:
     assert dummy() == "open_attnres"
     (folder / WEIGHTS).unlink()
     both = (
-        r"init \(of open_attnres only\) and attnres_use_null_source \(of delta_attnres only\): no"
+        r"null_source \(of delta_attnres only\) and attnres_recency_bias_init "
+        r"\(of open_attnres only\): no"
     )
     with pytest.raises(ValueError, match=both):
         dummy()

@@ -11,15 +11,14 @@ from safetensors import safe_open
 from serving import FAMILY_GOLDENS, GOLDENS
 
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.checkpoints.names import part_names
-from attnres_serve.formats import SERVED, by_name, own_layer_names
+from attnres_serve.formats import SERVED, by_name
 
 # Of formats without a golden.
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "qwen3_ar": lambda folder: write_kimi_names(folder, block_layers=2),
     "torchtitan": write_titan,
 }
-NAMES = sorted(module.NAME for module in SERVED)
+NAMES = sorted(SERVED)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,7 @@ def test_adapters_are_refused_where_linear_layers_have_other_names(folders: list
     formats = {folder: check_folder(folder).translated(folder.name).format for folder in folders}
     assert sorted(set(formats.values())) == NAMES
     odd = {name for folder, name in formats.items() if any(renamed(folder, name))}
-    assert odd == {module.NAME for module in SERVED if own_layer_names(module.NAME)}
+    assert odd == {name for name, one in SERVED.items() if one.layer_names_of}
 
 
 def test_names_lead_back(folders: list[Path]) -> None:
@@ -54,7 +53,7 @@ def test_names_lead_back(folders: list[Path]) -> None:
         module = by_name(check_folder(folder).translated(folder.name).format)
         with safe_open(folder / "model.safetensors", "pt") as stored:
             for name in stored.keys():  # noqa: SIM118 - safe_open is not a mapping
-                for part in part_names(module, name):
+                for part in module.fused_parts(name):
                     assert module.own_name(module.rename(part)) == name
 
 

@@ -16,7 +16,7 @@ from attnres_serve.checkpoints.checked import Checkpoint, check_content
 from attnres_serve.checkpoints.convert.source import Source, Stream
 from attnres_serve.checkpoints.edited import edited_tensors
 from attnres_serve.checkpoints.files import INDEX, PICKLES, Header
-from attnres_serve.checkpoints.names import lacks_first_site, site_of, tensor_name
+from attnres_serve.checkpoints.names import site_of, tensor_name
 from attnres_serve.checkpoints.write import shards
 from attnres_serve.depth import static_edits
 from attnres_serve.depth.edits import Edit
@@ -102,7 +102,7 @@ def make_plan(
     added: dict[str, Tensor] = {}
     if block_size is not None:
         source, added = _with_zero_queries(source, block_size)
-    elif (to_house or edits) and source.parsed.spec and lacks_first_site(source.format):
+    elif (to_house or edits) and source.parsed.spec and source.format.lacks_first_site:
         added = _zero_queries(source, [0])
     resolved = static_edits.resolve(edits, source.parsed.spec) if edits else None
     keeps_format = (
