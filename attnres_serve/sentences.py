@@ -1,11 +1,13 @@
-"""Limits of the length of sentences on a terminal or in an answer."""
+"""Limits of the length of sentences on a terminal or in an answer, and amounts in them."""
 
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 MOST = 560  # letters; with a command's name before it, a line has at most 600
 FEW = 12  # names of a list
+DECIMAL = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "kB": 10**3, "B": 1}
+BINARY = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _LONG_WORD = re.compile(r"(\S{100})\S{20,}")
 
 
@@ -57,3 +59,10 @@ def some(names: Iterable[object]) -> str:
     listed = ", ".join(all_names[:FEW])
     more = len(all_names) - FEW
     return f"{listed} and {more} more" if more > 0 else listed
+
+
+def amount(size: int, units: Mapping[str, int] = DECIMAL) -> str:
+    """Bytes in the largest unit that they fill, or in the smallest one."""
+    smallest = min(units, key=units.__getitem__)
+    unit = next((unit for unit, factor in units.items() if size >= factor), smallest)
+    return f"{size} B" if unit == "B" else f"{size / units[unit]:.1f} {unit}"

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from attnres_serve import output
-from attnres_serve.checkpoints.check import amount
 from attnres_serve.checkpoints.checked import Checkpoint
 from attnres_serve.checkpoints.convert.source import Source, Stream
 from attnres_serve.checkpoints.names import is_left_over, site_of
@@ -22,6 +21,7 @@ from attnres_serve.families.family import Family
 from attnres_serve.families.limits import Limit
 from attnres_serve.formats import house
 from attnres_serve.formats.parsed_config import ParsedConfig
+from attnres_serve.sentences import amount
 
 
 def baseline_config(parsed: ParsedConfig) -> dict[str, Any]:

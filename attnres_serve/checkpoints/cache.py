@@ -17,13 +17,13 @@ from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import Family
 from attnres_serve.formats.parsed_config import ParsedConfig
+from attnres_serve.sentences import BINARY, amount
 from attnres_serve.start import memory
 
 VARIABLE = environment.CACHE  # whole GiB for every worker
 FLAG = "--kv-cache-memory-bytes"  # the variable has precedence
 LEFT_TO_VLLM = ("gpu_memory_utilization", "num_gpu_blocks_override")  # other ways to say it
 GIB = 2**30
-UNITS = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
 CONTEXTS = 4  # the cache holds so many sequences of full length,
 LEAST = GIB  # and at least so many bytes,
 SHARE = 4  # but takes at most one part in 4 of the free memory
@@ -48,7 +48,7 @@ class Cache:
 
     def __str__(self) -> str:
         each = f" for each of {self.workers} workers" if self.workers > 1 else ""
-        return f"{amount(self.size)}{each}, {self.tokens:,} tokens"
+        return f"{amount(self.size, BINARY)}{each}, {self.tokens:,} tokens"
 
 
 def of(name: str, parsed: ParsedConfig, arguments: Arguments | None = None) -> Cache | None:
@@ -79,9 +79,9 @@ def of(name: str, parsed: ParsedConfig, arguments: Arguments | None = None) -> C
     size, setting = requested or (min(max(CONTEXTS * need, LEAST), most), None)
     if setting is not None and size * workers > free:
         raise SettingError(
-            f"{setting} takes {amount(size * workers)} of memory"
-            f"{f' in {workers} workers' if workers > 1 else ''}, and {amount(free)} are free; ask "
-            "for less."
+            f"{setting} takes {amount(size * workers, BINARY)} of memory"
+            f"{f' in {workers} workers' if workers > 1 else ''}, and {amount(free, BINARY)} are "
+            "free; ask for less."
         )
     kv_cache = Cache(size, workers, size * context // need, setting is None)
     block, least = blocks.size_of(family, arguments), context
@@ -94,12 +94,6 @@ def of(name: str, parsed: ParsedConfig, arguments: Arguments | None = None) -> C
         need = need * least // context
         raise CheckpointError(_too_small(whose, kv_cache, need, block, free, setting))
     return kv_cache
-
-
-def amount(size: int) -> str:
-    """Bytes in the unit of the variable, or in a smaller one."""
-    unit = next((unit for unit, bytes_of in UNITS.items() if size >= bytes_of), "KiB")
-    return f"{size / UNITS[unit]:.1f} {unit}"
 
 
 def _requested(arguments: Arguments) -> tuple[int, str] | None:
@@ -141,14 +135,14 @@ def _too_small(
 ) -> str:
     """The sentence for a cache that cannot hold one sequence of full length."""
     each = " in each worker" if kv_cache.workers > 1 else ""
-    limit = f"a quarter of the free memory is {amount(kv_cache.size * kv_cache.workers)}"
+    limit = f"a quarter of the free memory is {amount(kv_cache.size * kv_cache.workers, BINARY)}"
     ways = []
     if shorter := max(kv_cache.tokens // block - blocks.HELD_BACK, 0) * block:
         ways.append(f"give `serve` --max-model-len {shorter} or less")
     if (larger := math.ceil(need / GIB)) * GIB * kv_cache.workers <= free:
         ways.append(f"set {VARIABLE}={larger} (GiB)")
     return (
-        f"{whose} needs {amount(need)} of KV cache{each}, and "
-        f"{limit if setting is None else f'{setting} allows {amount(kv_cache.size)}'}; "
+        f"{whose} needs {amount(need, BINARY)} of KV cache{each}, and "
+        f"{limit if setting is None else f'{setting} allows {amount(kv_cache.size, BINARY)}'}; "
         f"{', or '.join(ways) or 'serve it on a machine with more memory'}."
     )

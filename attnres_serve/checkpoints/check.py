@@ -21,6 +21,7 @@ from attnres_serve.depth.sites import sites
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats import house
+from attnres_serve.sentences import amount
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -272,12 +273,3 @@ def render(facts: Mapping[str, Any]) -> str:
 def _stored(facts: Mapping[str, Any]) -> str:
     *others, last = facts["stored_dtypes"]
     return f"mixed, stored in {', '.join(others)} and {last}" if others else f"stored in {last}"
-
-
-def amount(size: int) -> str:
-    """Bytes for a person, in powers of 1000."""
-    value, units = float(size), iter(("B", "kB", "MB", "GB", "TB"))
-    unit = next(units)
-    while value >= 1000 and unit != "TB":
-        value, unit = value / 1000, next(units)
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from attnres_serve import formats, settings
 from attnres_serve.checkpoints.base_tensors import BaseTensors
-from attnres_serve.checkpoints.check import amount
 from attnres_serve.compat import decoder, engine_config, host, prepare, token_shards
 from attnres_serve.compat.renewal import Update
 from attnres_serve.depth import static_edits
@@ -29,6 +28,7 @@ from attnres_serve.model.origin import Origin
 from attnres_serve.model.sharded_site import Division, leave_sums
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.model.stage import install_sites, rows_received
+from attnres_serve.sentences import amount
 from attnres_serve.settings import MIXED
 from attnres_serve.start import events
 

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnres_serve.checkpoints.check import amount, describe
+from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_content
 from attnres_serve.checkpoints.files import Header
 from attnres_serve.checkpoints.names import expected_parts, tensor_name
 from attnres_serve.compat import token_shards
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats.resolve import resolve
+from attnres_serve.sentences import amount
 
 PAGE = (Path(__file__).parents[2] / "docs" / "use" / "scaling.md").read_text()
 BLOCKS = 8

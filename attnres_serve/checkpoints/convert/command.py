@@ -23,6 +23,7 @@ from attnres_serve.checkpoints.renaming.rename import Rename
 from attnres_serve.checkpoints.write import write_shards
 from attnres_serve.depth import edit_words
 from attnres_serve.errors import SettingError
+from attnres_serve.sentences import amount
 
 
 def convert(
@@ -64,8 +65,8 @@ def convert(
     room = shutil.disk_usage(folder.parent).free
     if plan.size > room:
         raise SettingError(
-            f"{folder} needs {check.amount(plan.size)}, but {folder.parent} has only "
-            f"{check.amount(room)} free; choose another place."
+            f"{folder} needs {amount(plan.size)}, but {folder.parent} has only "
+            f"{amount(room)} free; choose another place."
         )
     if not dry_run:
         try:
@@ -83,7 +84,7 @@ def render(plan: Plan) -> str:
     """The files of a plan as lines for people."""
     lines = ["config.json"]
     for name, headers in plan.shards.items():
-        size = check.amount(sum(header.stored_bytes for header in headers.values()))
+        size = amount(sum(header.stored_bytes for header in headers.values()))
         lines.append(f"{name}  ({len(headers)} tensors, {size})")
     lines += [INDEX] if len(plan.shards) > 1 else []
     lines += [f"{path.name}  (as it is)" for path in plan.kept]
