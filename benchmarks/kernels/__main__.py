@@ -2,6 +2,7 @@
 
     python -m benchmarks.kernels --out benchmarks/results/h200-kernels.json
     python -m benchmarks.kernels --tokens 1 128 --blocks 9 --hidden 7168 --sites 8
+    python -m benchmarks.kernels --out roofline.json                 on a CPU: ``roofline.py``
     TRITON_INTERPRET=1 python -m benchmarks.kernels --gate-only      without a GPU: the gate alone
 
 A cell is T tokens, n finished blocks, hidden size d and a block of S sites; the default cells are
@@ -50,10 +51,6 @@ from benchmarks.kernels.cells import Cell
 from benchmarks.kernels.contenders import Contender, Run
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-NO_GPU = (
-    "there is no CUDA device here: run this where there is one, or check the results alone with "
-    "TRITON_INTERPRET=1 python -m benchmarks.kernels --gate-only."
-)
 NO_INTERPRETER = (
     "there is no CUDA device here: --gate-only needs TRITON_INTERPRET=1 in the environment."
 )
@@ -214,13 +211,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Gate and measure what the command line asks for; 1 where that cannot be, or one of ours
     or a whole cell failed."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    options = options_of(arguments)
     cuda = torch.cuda.is_available()
+    if not cuda and "--gate-only" not in arguments:
+        from benchmarks.kernels import roofline  # which needs vLLM
+
+        return roofline.main(arguments)
+    options = options_of(arguments)
     interpreted = not cuda and os.environ.get("TRITON_INTERPRET") == "1"
     peers, sources, absent = kernel_peers.find(options.vllm_file)
     here = kernel_contenders.CONTENDERS | peers
-    if not cuda and not options.gate_only:
-        return _refuse(NO_GPU)
     if not cuda and not interpreted:
         return _refuse(NO_INTERPRETER)
     try:

@@ -41,10 +41,11 @@ class Cell(NamedTuple):
     block: int
     dtype: str = "bfloat16"
     cold: bool = False
+    layers: int = LAYERS
 
     @property
     def blocks(self) -> int:
-        return 2 * LAYERS // self.block
+        return 2 * self.layers // self.block
 
 
 CELLS = (
@@ -66,14 +67,21 @@ CELLS = (
 )
 
 
+def contexts_of(cell: Cell, algorithm: str) -> list[Any]:
+    """Contexts of a served model's sites, without that of the first, which mixes nothing."""
+    cpp: Any = backends.load("cpp")
+    spec = AttnResSpec.uniform(Layout.of(cell.layers), cell.block, 1e-6)
+    itemsize = getattr(torch, cell.dtype).itemsize
+    most = most_sites(cell.tokens, cell.hidden, itemsize, in_place=True)
+    return site_contexts(list(sites(spec)), algorithm, cpp, most, True, 1)[1:]
+
+
 def calls(cell: Cell, algorithm: str) -> tuple[list[Callable[[], object]], torch.Tensor]:
     """A call for each site, and what each takes and leaves; random numbers, always the same."""
     cpp: Any = backends.load("cpp")
     torch.manual_seed(0)
     dtype = getattr(torch, cell.dtype)
-    spec = AttnResSpec.uniform(Layout.of(LAYERS), cell.block, 1e-6)
-    most = most_sites(cell.tokens, cell.hidden, dtype.itemsize, in_place=True)
-    contexts = site_contexts(list(sites(spec)), algorithm, cpp, most, True, 1)[1:]
+    contexts = contexts_of(cell, algorithm)
     x = torch.randn(cell.tokens, cell.hidden).to(dtype)
     bank = torch.randn(cell.tokens, contexts[0].slots, cell.hidden).to(dtype)
     norm = torch.ones(cell.hidden, dtype=dtype)
@@ -131,7 +139,7 @@ def measure(cell: Cell, rounds: int) -> dict[str, Any]:
     passing = torch.zeros(PASSING // 4) if cell.cold else None
     runs = {name: partial(timed, calls(cell, name)[0], passing) for name in ALGORITHMS}
     found = one_thread.in_turn(runs, max(1, 256 // cell.tokens), rounds)
-    count = cell.tokens * 2 * LAYERS
+    count = cell.tokens * 2 * cell.layers
     ratios = [one["two_phase"] / one["single_pass"] for one in found]
     return {
         **cell._asdict(),

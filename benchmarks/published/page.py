@@ -45,6 +45,10 @@ ABOUT = {
     "kernels.recurrence": """
         Microseconds of a layer of Kimi Delta Attention in decode on one thread, and of reading and
         writing its state in place. Ratios are of neighbouring calls, with their quartiles.""",
+    "kernels.roofline": """
+        Microseconds of all sites of a model, with the caches emptied before each, and the larger of
+        two bounds: a copy of the bytes that they move, and their multiply-adds at the float32 rate
+        of a matrix product, both measured in the same run.""",
     "latency": """
         Ratios are to the same model with standard residuals in stock vLLM, with 95 % intervals over
         starts. The control is that baseline, started a second time.""",

@@ -135,6 +135,17 @@ def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(head, cells)
 
 
+def roofline(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for each shape: microseconds of all sites, both bounds, and the ratio to the larger."""
+    cells = []
+    for row in rows:
+        shape = [str(row[key]) for key in ("shape", "phase", "tokens", "dtype")]
+        times = [f"{row[key]:.0f}" for key in ("us", "memory_us", "arithmetic_us")]
+        cells.append([*shape, name_of(row["algorithm"]), *times, f"{row['ratio']:.2f}"])
+    head = ["sites of", "phase", "tokens", "dtype", "algorithm", "µs", "by bytes, µs"]
+    return table([*head, "by multiply-adds, µs", "ratio"], cells)
+
+
 def experts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A row for each shape: microseconds of a layer's experts, and the ratio within rounds."""
     cells = []
@@ -230,6 +241,7 @@ MADE = {
     "peers": peers,
     "kernels.cpu_stack": stacks,
     "kernels.recurrence": recurrence,
+    "kernels.roofline": roofline,
     "kernels.experts": experts,
     "serving.trainers": trainers,
     "serving.updates": updates,
