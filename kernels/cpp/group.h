@@ -28,6 +28,7 @@ void attend_group(
     std::vector<const typename D::Element*> rows(count);
     const int64_t apart = whole(count);
     float* weights = scratch(kWeights, sites * apart);
+    auto* squared = reinterpret_cast<Vec*>(scratch(kSquares, (count + 15) / 16 * 16 * kLanes));
     float* mixed = scratch(kMixed, padded(hidden));
     for (int64_t token = begin; token < end; ++token) {
       const bool more = token + 1 < end;
@@ -36,7 +37,7 @@ void attend_group(
           blocks(token, row), delta(token, 0), numbers.fresh, hidden, more ? delta.stride : 0);
       for (int64_t i = 0; i < count; ++i) rows[i] = blocks(token, i);
       score_sites<D>(
-          weights, 1, apart, rows.data(), later_count, folded, sites, key_eps, hidden,
+          weights, apart, squared, rows.data(), later_count, folded, sites, key_eps, hidden,
           more ? blocks.stride : 0);
       if (!completes) score<D, 1>(&weights[row], &rows[row], folded, key_eps, hidden);
       for (int64_t site = 0; biased && site < sites; ++site)
@@ -47,7 +48,9 @@ void attend_group(
         float *scores[G], inverse[G], found[G];
         for (int64_t g = 0; g < G; ++g) scores[g] = weights + (site + g) * apart;
         const int64_t read = own ? count : later_count;
-        softmax<G>(scores, inverse, found, read);
+        in_groups(G, [&](int64_t g, auto several) {
+          softmax<several>(scores + g, inverse + g, found + g, read);
+        });
         typename D::Element* to[G];
         for (int64_t g = 0; g < G; ++g) {
           if (own && g == 0) continue;
@@ -57,7 +60,7 @@ void attend_group(
         mix<D, G>(
             rows.data(), scores, inverse, read, hidden, nullptr,
             [&](auto g, int64_t at, Step sum, int64_t n) {
-              if constexpr (!own || g > 0) return store<D>(to[g] + at, sum, n);
+              if constexpr (!own || g > 0) return store_rounded<D>(to[g] + at, sum, n);
               Float32::narrow(mixed + at, sum);
               squares += sum.low * sum.low;
               squares += sum.high * sum.high;
@@ -65,7 +68,7 @@ void attend_group(
       };
       if (!completes)  // it reads one row more
         run(0, std::integral_constant<int64_t, 1>{}, std::true_type{});
-      in_groups(
+      in_equal_groups<kMixedAtOnce<D>>(
           sites,
           [&](int64_t site, auto group) {
             if (site)

@@ -79,7 +79,7 @@ struct Norm {
       const Step w = Float32::widen(weight + at);
       each<G>([&](auto g) {
         const Step x = Float32::widen(rows[g] + at);
-        store<D>(to[g] + at, {x.low * scale[g] * w.low, x.high * scale[g] * w.high}, n);
+        store_rounded<D>(to[g] + at, {x.low * scale[g] * w.low, x.high * scale[g] * w.high}, n);
       });
     });
   }

@@ -76,12 +76,13 @@ FLAT void score(
   for (int64_t g = 0; g < G; ++g) scores[g] = dot[g] / std::sqrt(square[g] / hidden + eps);
 }
 
-// R rows and G queries: all their products, those of a row times its scale, which `first` finds as
-// well: what normalises the row.  `next` as above, of the rows.
+// R rows and G queries: all their products and, where `first`, the rows' squares.  `next` as above,
+// of the rows.
 template <class D, int64_t R, int64_t G, bool first>
 FLAT void products(
-    float* const* to, int64_t stride, Four* scale, const typename D::Element* const* rows,
-    const float* const* queries, float eps, int64_t hidden, int64_t next) {
+    float* const* to, Vec* squared, const typename D::Element* const* rows,
+    const float* const* queries, int64_t hidden, int64_t next) {
+  static_assert(R * G <= 16);
   Vec dots[G][R] = {}, squares[R] = {};
   steps(hidden, [&](int64_t at, int64_t n) {
     Step x[R];
@@ -101,48 +102,44 @@ FLAT void products(
     });
     if constexpr (first) each<R>([&](auto r) { squares[r] += x[r].high * x[r].high; });
   });
-  float found[G][4] = {};
-  if constexpr (R == 4 && G == 4) {  // kPair is 4 with vectors of 16 only
-    const auto all = sums(dots);
-    std::memcpy(found, &all, sizeof all);
-  } else {
-    each<G>([&](auto g) { sums<R>(found[g], dots[g]); });
-  }
-  if constexpr (first) *scale = scales<R>(squares, eps, hidden);
-  each<G>([&](auto g) {
-    Four scaled;
-    std::memcpy(&scaled, found[g], sizeof scaled);
-    scaled *= *scale;
-    if (stride == 1)
-      std::memcpy(to[g], &scaled, R * sizeof(float));
-    else
-      each<R>([&](auto r) { to[g][r * stride] = scaled[int64_t{r}]; });
-  });
+  if constexpr (first) each<R>([&](auto r) { squared[r] = squares[r]; });
+  Vec all[16] = {};
+  float found[16];
+  each<G>([&](auto g) { each<R>([&](auto r) { all[g * R + r] = dots[g][r]; }); });
+  sums(found, all);
+  each<G>([&](auto g) { each<R>([&](auto r) { to[g][r] = found[g * R + r]; }); });
 }
 
-// Logits of rows for all `queries`, to[row * row_stride + site * site_stride]; `next` as above.
+// Logits of rows for all `queries`, those of a site `apart`; `squared` has room for as many vectors,
+// and `next` is as above.
 template <class D>
 void score_sites(
-    float* to, int64_t row_stride, int64_t site_stride, const typename D::Element* const* rows,
-    int64_t count, const float* queries, int64_t sites, float eps, int64_t hidden,
-    int64_t next = 0) {
-  in_groups<kPair>(count, [&](int64_t row, auto pair) {
+    float* to, int64_t apart, Vec* squared, const typename D::Element* const* rows, int64_t count,
+    const float* queries, int64_t sites, float eps, int64_t hidden, int64_t next = 0) {
+  in_groups<2>(count, [&](int64_t row, auto pair) {
     constexpr int64_t R = pair;
-    Four scale;
-    in_groups(sites, [&](int64_t site, auto group) {
+    in_equal_groups<kSites>(sites, [&](int64_t site, auto group) {
       constexpr int64_t G = group;
       float* cells[G];
       const float* by[G];
       for (int64_t g = 0; g < G; ++g) {
-        cells[g] = to + row * row_stride + (site + g) * site_stride;
+        cells[g] = to + row + (site + g) * apart;
         by[g] = queries + (site + g) * padded(hidden);
       }
       if (site == 0)
-        products<D, R, G, true>(cells, row_stride, &scale, rows + row, by, eps, hidden, next);
+        products<D, R, G, true>(cells, squared + row, rows + row, by, hidden, next);
       else
-        products<D, R, G, false>(cells, row_stride, &scale, rows + row, by, eps, hidden, next);
+        products<D, R, G, false>(cells, squared + row, rows + row, by, hidden, next);
     });
   });
+  for (int64_t row = 0; row < count; row += 16) {
+    float scale[16];
+    sums(scale, squared + row);
+    for (float& one : scale) one = 1 / std::sqrt(one / hidden + eps);  // sixteen at once
+    for (int64_t site = 0; site < sites; ++site)
+      for (int64_t at = row; at < std::min(row + 16, count); ++at)
+        to[at + site * apart] *= scale[at - row];
+  }
 }
 
 // Room for the scores of a site, which are read and written by whole vectors.
@@ -179,13 +176,18 @@ FLAT void softmax(float* const* scores, float* inverse, float* log_sums, int64_t
     for (int64_t g = 0; g < G; ++g) log_sums[g] = top[g] + std::log(total[g]);
 }
 
+// Sites that mix a row at once.  More convert a row of a half less often, but read less of a row in
+// turn.
+template <class D>
+constexpr int64_t kMixedAtOnce = sizeof(typename D::Element) == 2 ? kSites : kGroup;
+
 // G weighted sums of the same rows, each times its `scale`, to take(g, at, sum, elements).  An
 // `answer` has the weight behind those of the rows.
 template <class D, int64_t G, class F>
 FLAT void mix(
     const typename D::Element* const* rows, const float* const* weights, const float* scale,
     int64_t count, int64_t hidden, const typename D::Element* answer, const F& take) {
-  constexpr int64_t P = G <= 2 ? 4 : 2;  // steps in turn
+  constexpr int64_t P = G <= 2 ? 4 : G <= 4 ? 2 : 1;  // steps in turn
   const auto turn = [&](int64_t at, auto several, int64_t n) {
     constexpr int64_t V = several;
     Vec low[V][G] = {}, high[V][G] = {};

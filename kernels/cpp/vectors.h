@@ -15,6 +15,10 @@
 #include <utility>
 #include <vector>
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 #include <torch/headeronly/util/Half.h>
 
 // Seen with clang 14: elements of a row's last, partial step; right with clang 16.
@@ -35,9 +39,11 @@ constexpr int64_t kLanes = 4;
 constexpr int64_t kStep = 2 * kLanes;  // elements that are loaded at once
 constexpr int64_t kGroup = 4;          // rows or sites that share the loads of one loop
 #ifdef __AVX512F__
-constexpr int64_t kPair = 4;           // rows that are scored by a group of sites at once
+constexpr int64_t kPair = 4;           // rows of an expert that a group of tokens reads at once
+constexpr int64_t kSites = 8;          // sites that score two rows at once
 #else
 constexpr int64_t kPair = 2;           // whose products would not stay in half as many registers
+constexpr int64_t kSites = 4;
 #endif
 constexpr int64_t kTogether = 8;       // tokens that run together where few rows are read
 constexpr int64_t kGrain = 1 << 14;    // elements read that are worth a second thread
@@ -85,6 +91,7 @@ struct Float32 {
     std::memcpy(to, &step.low, sizeof step.low);
     std::memcpy(to + kLanes, &step.high, sizeof step.high);
   }
+  static void round(Element* to, Step step) { narrow(to, step); }
   static Step arrange(Step step) { return step; }
 };
 
@@ -103,6 +110,19 @@ struct BFloat16 {
   static Bits rounded(Vec wide) {  // the upper halves: to nearest, ties to even; NaN stays NaN
     const Bits bits = (Bits)wide, nan = Bits{} + 0x7fc00000;
     return wide == wide ? bits + 0x7fff + ((bits >> 16) & 1) : nan;
+  }
+  static void round(Element* to, Step step) {
+#ifdef __AVX512BF16__
+    typedef uint16_t Halves __attribute__((vector_size(64)));
+    typedef float Wide __attribute__((vector_size(64)));
+    const auto halves = (Halves)_mm512_cvtne2ps_pbh((Wide)step.high, (Wide)step.low);
+    const Halves two = SHUFFLED(
+        Halves, halves, halves, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9,
+        25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    std::memcpy(to, &two, sizeof two);
+#else
+    narrow(to, step);
+#endif
   }
   static Step arrange(Step step) {
 #if defined(__AVX512F__)
@@ -137,6 +157,7 @@ struct Float16 {
       to[kLanes + lane] = static_cast<c10::Half>(step.high[lane]);
     }
   }
+  static void round(Element* to, Step step) { narrow(to, step); }
   static Step arrange(Step step) { return step; }
 };
 
@@ -147,6 +168,15 @@ inline Step load(const typename D::Element* from, int64_t count) {
   typename D::Element padded[kStep] = {};
   std::memcpy(padded, from, count * sizeof *from);
   return D::widen(padded);
+}
+
+// `round` is `narrow`, but may take what is not normal for zero.
+template <class D>
+inline void store_rounded(typename D::Element* to, Step step, int64_t count) {
+  if (count == kStep) return D::round(to, step);
+  typename D::Element padded[kStep];
+  D::round(padded, step);
+  std::memcpy(to, padded, count * sizeof *to);
 }
 
 template <class D>
@@ -179,6 +209,21 @@ template <int64_t G = kGroup, class F>
 inline void in_groups(int64_t count, const F& body, int64_t at = 0) {
   for (; at + G <= count; at += G) body(at, std::integral_constant<int64_t, G>{});
   if constexpr (G > 1) in_groups<G - 1>(count, body, at);
+}
+
+// body(at, G) for as few groups of at most G as there can be, of about one size.
+template <int64_t G, class F>
+inline void of_size(int64_t size, const F& body) {
+  if (size == G) return body(std::integral_constant<int64_t, G>{});
+  if constexpr (G > 1) of_size<G - 1>(size, body);
+}
+template <int64_t G, class F>
+inline void in_equal_groups(int64_t count, const F& body, int64_t at = 0) {
+  for (int64_t left = (count - at + G - 1) / G; left; --left) {
+    const int64_t size = (count - at + left - 1) / left;
+    of_size<G>(size, [&](auto group) { body(at, group); });
+    at += size;
+  }
 }
 
 // A vector's halves, taken from its register.
@@ -275,6 +320,18 @@ inline Vec sums(const Vec (&wide)[4][4]) {
 }
 #endif
 
+// The sums of sixteen vectors.
+inline void sums(float* to, const Vec* wide) {
+#ifdef __AVX512F__
+  Vec all[4][4];
+  std::memcpy(all, wide, sizeof all);
+  const Vec found = sums(all);
+  std::memcpy(to, &found, sizeof found);
+#else
+  for (int64_t at = 0; at < 16; at += 4) sums<4>(to + at, wide + at);
+#endif
+}
+
 // What normalises G rows of these sums of squares: one over the root of the mean square.
 template <int64_t G>
 inline Four scales(const Vec* squares, float eps, int64_t hidden) {
@@ -307,7 +364,7 @@ inline Vec exponential(Vec x) {
 struct alignas(64) Line {
   float floats[16];
 };
-enum Use { kQueries, kNormWeight, kMixed, kWeights, kStates, kUses };
+enum Use { kQueries, kNormWeight, kMixed, kWeights, kSquares, kStates, kUses };
 inline float* scratch(Use use, int64_t size) {
   thread_local std::vector<Line> kept[kUses];
   const size_t lines = (size + 15) / 16;
