@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # From so many blocks on, two-phase was faster on CPU in every measurement
 # (docs/measure/results.md).
-MANY_BLOCKS = 32
+MANY_BLOCKS = 24
 # At least so many blocks, each of at least so many sublayers, and at most this hidden size: on an
 # H100 the sites of two-phase were then at least 6 % faster for one token, and at most 4 % slower
 # with 64, 256, 1024 and 8192 tokens, summed from blocks on 2, 4 and 8 rows (docs/measure/gpu.md).

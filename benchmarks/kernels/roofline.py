@@ -4,8 +4,9 @@ The two bounds of a shape are times.  One is that of a copy of as many bytes as 
 write (``traffic.py``), each address once in a call.  It is measured in the same run, on as much
 memory as the shape's bank, which caches may hold.  The other is that of the multiply-adds of
 scores and mixes, two for each element of a pair of site and source, at the float32 rate of torch's
-matrix product.  All is timed by the clock on all threads of torch.  Before each site some megabytes
-pass through the caches, as sublayers do, which is not timed.
+matrix product.  All is timed by the clock on all threads of torch, with sites called as compiled
+graphs call them.  Before each site some megabytes pass through the caches, as sublayers do, which
+is not timed.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -22,6 +24,9 @@ import torch
 
 from attnres_serve.bench.machine import repeatable
 from attnres_serve.compat.workarounds import malloc
+from attnres_serve.kernels.cpp import backend as cpp
+from attnres_serve.kernels.cpp import direct
+from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.backend import MANY_BLOCKS
 from benchmarks.common import write
 from benchmarks.kernels import cpu_stack, traffic
@@ -92,6 +97,38 @@ def work(contexts: Sequence[Any], cell: cpu_stack.Cell) -> tuple[int, int]:
     return moved, 2 * pairs * cell.tokens * cell.hidden
 
 
+def calls(contexts: Sequence[Any], cell: cpu_stack.Cell) -> list[Callable[[], object]]:
+    """A call for each site; random numbers, always the same."""
+    torch.manual_seed(0)
+    dtype, size = getattr(torch, cell.dtype), (cell.tokens, cell.hidden)
+    x = torch.randn(size).to(dtype)
+    bank = torch.randn(cell.tokens, contexts[0].slots, cell.hidden).to(dtype)
+    norm, ones = torch.ones(cell.hidden, dtype=dtype), torch.ones(cell.hidden)
+    learned = [
+        SiteWeights(torch.randn(cell.hidden) / cell.hidden**0.5, ones, None, norm, 1.0, 1e-6, 1e-6)
+        for _ in contexts
+    ]
+    behind = cell.tokens, direct.layout(cell.hidden, bank.shape[1], dtype, dtype)
+    most = max(one.group for one in contexts)
+    answers = torch.empty(most, *size, dtype=dtype), torch.empty(most, cell.tokens)
+    run = []
+    for context, site in zip(contexts, learned, strict=True):
+        slot, name, arguments = context.bank_slot, "single_pass", []
+        if context.group > 1:
+            arguments = [one[: context.group - 1] for one in answers]
+            name = "phase_2" if context.position else "phase_1"
+        if name == "phase_1":
+            group = learned[slot.position : slot.position + context.group]
+            arguments += [*cpp.numbers(site, slot), not context.site.reads_partial]
+            arguments += [[one.query for one in group], [one.key_norm for one in group], None, norm]
+        elif name == "phase_2":
+            arguments += [slot.number, slot.first, *cpp.arguments(site, slot)]
+        else:
+            arguments += cpp.arguments(site, slot)
+        run.append(partial(direct.calls[name], x, bank, *arguments, *behind))
+    return run
+
+
 def timed(run: list[Callable[[], object]], passing: torch.Tensor) -> float:
     """Seconds of all calls together by the clock, without what passes through the caches."""
     taken = 0.0
@@ -111,7 +148,7 @@ def measure(shape: Shape, tokens: int, dtype: str, rounds: int, rate: float) -> 
     moved, multiply_adds = work(contexts, cell)
     item = getattr(torch, dtype).itemsize
     bytes_rate = copy_rate(contexts[0].slots * tokens * shape.hidden * item)
-    run, _ = cpu_stack.calls(cell, algorithm)
+    run = calls(contexts, cell)
     passing = torch.zeros(cpu_stack.PASSING // 4)
     timed(run, passing)
     us = 1e6 * median(timed(run, passing) for _ in range(rounds))

@@ -74,6 +74,7 @@ LLAMAS = {
     "1024x28": llama(1024, 28, heads=16, kv_heads=8, intermediate=3072, block_size=7),
     # Full AttnRes where it is dearest: narrow and deep.
     "full-256x24": llama(256, 24, 4, kv_heads=2, intermediate=768, block_size=1, vocab=4096),
+    "full-1024x16": llama(1024, 16, 16, kv_heads=8, intermediate=3072, block_size=1),
 }
 QUICK = {"128x4": llama(128, 4, 2, kv_heads=1, intermediate=256, block_size=1, vocab=2048)}
 SHAPES = LLAMAS | {

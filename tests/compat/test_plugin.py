@@ -637,8 +637,8 @@ def test_sharded_sites_are_asked_for_by_flags() -> None:
 @pytest.mark.parametrize(
     ("asked", "blocks", "sublayers", "backend", "expected"),
     [
-        ("auto", 31, 96, "cpp", "single_pass"),
-        ("auto", 32, 96, "cpp", "two_phase"),
+        ("auto", 23, 96, "cpp", "single_pass"),
+        ("auto", 24, 96, "cpp", "two_phase"),
         ("auto", 96, 96, "torch", "single_pass"),
         ("auto", 6, 36, "triton", "two_phase"),
         ("auto", 6, 35, "triton", "single_pass"),
