@@ -58,7 +58,7 @@ def test_every_number_comes_back(name: str, tmp_path: Path) -> None:
     """What transformers read of a checkpoint, taken apart, is that checkpoint to the bit."""
     folder = write_tiny(tmp_path / name, name, 4, 3, 1.0, "float32", {})
     config, state = tiny(name), in_memory(name, folder)
-    index = TensorIndex(house, BaseTensors(name, config), None)
+    index = TensorIndex(house.FORMAT, BaseTensors(name, config), None)
     actual = {part: piece for own in state for part, piece in index.pieces(own, state[own])}
     expected = load_file(folder / WEIGHTS)
     if config["tie_word_embeddings"]:
