@@ -50,12 +50,11 @@ def problem(vllm_config: Any) -> str | None:
     load_format = vllm_config.load_config.load_format
     quantized = vllm_config.model_config.quantization
     reasons = {
-        fixed(vllm_config): fixed(vllm_config),
         f"with weights quantized by {quantized}": quantized not in QUANTIZED,
         "with LoRA adapters": engine_config.uses_lora(vllm_config),
         f"with --load-format {load_format}": load_format not in FORMATS,
     }
-    applies = next((reason for reason, is_so in reasons.items() if is_so), None)
+    applies = fixed(vllm_config) or next((one for one, is_so in reasons.items() if is_so), None)
     return applies and f"weights cannot be replaced in a running engine {applies}; {WAY}"
 
 
