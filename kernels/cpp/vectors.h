@@ -170,21 +170,18 @@ inline Step load(const typename D::Element* from, int64_t count) {
   return D::widen(padded);
 }
 
-// `round` is `narrow`, but may take what is not normal for zero.
-template <class D>
-inline void store_rounded(typename D::Element* to, Step step, int64_t count) {
-  if (count == kStep) return D::round(to, step);
+template <class D, auto put = D::narrow>
+inline void store(typename D::Element* to, Step step, int64_t count) {
+  if (count == kStep) return put(to, step);
   typename D::Element padded[kStep];
-  D::round(padded, step);
+  put(padded, step);
   std::memcpy(to, padded, count * sizeof *to);
 }
 
+// `round` is `narrow`, but may take what is not normal for zero.
 template <class D>
-inline void store(typename D::Element* to, Step step, int64_t count) {
-  if (count == kStep) return D::narrow(to, step);
-  typename D::Element padded[kStep];
-  D::narrow(padded, step);
-  std::memcpy(to, padded, count * sizeof *to);
+inline void store_rounded(typename D::Element* to, Step step, int64_t count) {
+  store<D, D::round>(to, step, count);
 }
 
 // The tail is taken first: it calls functions, which leave no sum in a register.
