@@ -1,4 +1,4 @@
-"""The interface of a checkpoint format's module."""
+"""What a checkpoint format states."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
