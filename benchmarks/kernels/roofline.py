@@ -10,7 +10,6 @@ is not timed.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,13 +21,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnres_serve.bench.machine import repeatable
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.kernels.cpp import backend as cpp
 from attnres_serve.kernels.cpp import direct
 from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.backend import MANY_BLOCKS
-from benchmarks.common import write
+from benchmarks.common import publish
 from benchmarks.kernels import cpu_stack, traffic
 from benchmarks.kernels.traffic import SiteRow
 from benchmarks.published import tables
@@ -172,8 +170,9 @@ def measure(shape: Shape, tokens: int, dtype: str, rounds: int, rate: float) -> 
 def main(arguments: Sequence[str]) -> int:
     """Measure every shape; a table on stderr, one JSON document on stdout."""
     about = "Cost of all sites of a model on CPU beside two bounds of this machine."
-    command = "python -m benchmarks.kernels"
-    parser = argparse.ArgumentParser(prog=command, description=about, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.kernels", description=about, allow_abbrev=False
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--rounds", type=int, default=TRIES)
     parser.add_argument("--out", type=Path)
@@ -186,17 +185,17 @@ def main(arguments: Sequence[str]) -> int:
             for tokens in options.tokens:
                 results.append(measure(shape, tokens, dtype, options.rounds, rate))
                 print(tables.roofline(results)[-1], file=sys.stderr)
-    document = {
-        "benchmark": "kernels.roofline",
-        **repeatable([*command.split(), *arguments]),
-        "config": {
+    publish(
+        "kernels",
+        arguments,
+        options.out,
+        benchmark="kernels.roofline",  # not that of a GPU, which has the same command
+        config={
             "rounds": options.rounds,
             "threads": torch.get_num_threads(),
             "passing_bytes": cpu_stack.PASSING,
             "multiply_adds_per_s": rate,
         },
-    }
-    if options.out is not None:
-        write(document | {"results": results}, options.out)
-    print(json.dumps(document | {"results": results}))
+        results=results,
+    )
     return 0
