@@ -1,7 +1,7 @@
 """What a served model costs whose edits may change, one with statistics, and one that is pruned.
 
     python -m benchmarks.serving.edits --out benchmarks/results/cpu-edits.json
-    python -m benchmarks.serving.edits --quick            does it work: the demo, one round
+    python -m benchmarks.serving.edits --quick      does it work: tiny model, two rounds, eager
 
 Three servers of one model are asked in turn, by vLLM's client, with the same prompts, which are new
 in every round: as it is, with ``--enable-attnres-edits`` (a bias for every source), and with a mask
@@ -13,8 +13,8 @@ interval is over rounds, of one start.
 import argparse
 import os
 import secrets
-import shutil
 import sys
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ import httpx
 
 from attnres_serve.bench.ratios import paired_ratios, summary
 from benchmarks.common import publish
-from benchmarks.serving import load
-from benchmarks.serving.models import FLAGS, models
-from benchmarks.serving.shapes import LLAMAS
+from benchmarks.serving import load, one_billion
+from benchmarks.serving.models import FLAGS
+from benchmarks.serving.shapes import LLAMAS, QUICK, Shape
 
 CHANGING = ["--enable-attnres-edits"]
 PRUNED = [f'--attnres-edit=mask sources="block {block}"' for block in (1, 3, 5, 7)]
@@ -55,14 +55,15 @@ def ask(urls: dict[str, str], name: str, at_a_time: int, seed: int) -> dict[str,
         count(url, "stop")
 
 
-def measure(rounds: int, flags: list[str]) -> dict[int, dict[str, list[dict[str, float]]]]:
+def measure(
+    shape: Shape, rounds: int, flags: list[str]
+) -> dict[int, dict[str, list[dict[str, float]]]]:
     """Figures of every round, by requests at a time and by what is asked."""
     names = [*SERVERS, COUNTING]
     found: Any = {at_a_time: {name: [] for name in names} for at_a_time in AT_A_TIME}
     with ExitStack() as stack:
-        folder, _, _ = stack.enter_context(models(LLAMAS["768x12"]))
-        for file in load.TOKENIZER.glob("tokenizer*.json"):
-            shutil.copy(file, folder)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
+        one_billion.write(shape, folder)
         urls = {
             name: stack.enter_context(load.serving(load.OURS, folder, [*flags, *more]))
             for name, more in SERVERS.items()
@@ -93,13 +94,15 @@ def main() -> int:
     """Measure, and print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="that count")
-    parser.add_argument("--quick", action="store_true", help="two rounds, eager: no evidence")
+    parser.add_argument("--quick", action="store_true", help="tiny, two rounds, eager: no evidence")
     parser.add_argument("--out", type=Path, help="also write the document there")
     options = parser.parse_args()
     os.environ["VLLM_API_KEY"] = os.environ["OPENAI_API_KEY"] = secrets.token_urlsafe()
-    flags = [*FLAGS, "--no-enable-prefix-caching"]
-    rounds, more = (2, ["--enforce-eager"]) if options.quick else (options.rounds, [])
-    results = compare(measure(rounds, [*flags, *more]))
+    flags = [*FLAGS[1:], "--no-enable-prefix-caching"]  # the first has no weights read
+    name, shape, rounds = "768x12", LLAMAS["768x12"], options.rounds
+    if options.quick:
+        name, shape, rounds, flags = "128x4", QUICK["128x4"], 2, [*flags, "--enforce-eager"]
+    results = compare(measure(shape, rounds, flags))
     for row in results:
         what = f"{row['at_a_time']} at a time, {row['figure']}, {row['server']}"
         sys.stderr.write(f"{what}: {row['ratio']:.3f} {row['ci95']}\n")
@@ -108,7 +111,7 @@ def main() -> int:
         sys.argv[1:],
         options.out,
         quick=options.quick,
-        config={"shape": "768x12", "flags": flags, "rounds": rounds, "interval": "over rounds"},
+        config={"shape": name, "flags": flags, "rounds": rounds, "interval": "over rounds"},
         results=results,
     )
     return 0
