@@ -116,6 +116,7 @@ def test_prefix_caching_that_is_asked_for_is_refused(architecture: str, title: s
         parallel_config=SimpleNamespace(data_parallel_size=1),
         additional_config={},
         lora_config=None,
+        speculative_config=None,
     )
     with pytest.raises(SettingError) as raised:
         prepare.engine(config)
@@ -176,13 +177,19 @@ def test_what_kernels_for_amx_do_not_have_is_ours(
     model = Model(KIMI, True, row)
     model.dtype = dtype
     amx = amx and dtype == torch.bfloat16
-    config = SimpleNamespace(model_config=model, attention_config=SimpleNamespace(backend=None))
+    drafts = SimpleNamespace(draft_model_config=model, attention_backend=None)
+    config = SimpleNamespace(
+        model_config=model,
+        attention_config=SimpleNamespace(backend=None),
+        speculative_config=drafts,
+    )
     mla_backend.ask_for_cpu_mla(config)
     mla_backend.compute_every_row()
     selected = SimpleNamespace(use_sparse=False, use_mla=True)
     try:
-        result = CpuPlatform.get_attn_backend_cls(config.attention_config.backend, selected)
-        assert (result == mla_backend.OURS) is not amx
+        for backend in (config.attention_config.backend, drafts.attention_backend):
+            result = CpuPlatform.get_attn_backend_cls(backend, selected)
+            assert (result == mla_backend.OURS) is not amx
     finally:
         AttentionBackendEnum.CPU_MLA.clear_override()
 

@@ -35,8 +35,18 @@ def uses_amx(model_config) -> bool:
 
 
 def ask_for_cpu_mla(vllm_config) -> None:
-    """Select ``CPU_MLA`` if the AMX kernels do not fit (idempotent)."""
+    """Select ``CPU_MLA`` for the model and its draft if the AMX kernels do not fit (idempotent).
+
+    A draft takes its backend from ``speculative_config`` alone.
+    """
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    if vllm_config.model_config.use_mla and not uses_amx(vllm_config.model_config):
+    if _lacks_kernels(vllm_config.model_config):
         vllm_config.attention_config.backend = AttentionBackendEnum.CPU_MLA
+    drafts = vllm_config.speculative_config
+    if drafts is not None and _lacks_kernels(drafts.draft_model_config):
+        drafts.attention_backend = AttentionBackendEnum.CPU_MLA
+
+
+def _lacks_kernels(model_config) -> bool:
+    return model_config is not None and model_config.use_mla and not uses_amx(model_config)
