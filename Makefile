@@ -30,7 +30,7 @@ MODEL_NAME ?= $(if $(filter $(DEMO),$(MODEL)),demo,$(notdir $(abspath $(MODEL)))
 DOCKERFILE = docker/Dockerfile.$(if $(filter gpu,$(PROFILE)),cuda,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-families test-all soak mutants test-versions check-vllm bench-check check setup setup-test clean
+.PHONY: help serve test test-families test-all test-as-users soak mutants test-versions check-vllm bench-check check setup setup-test clean
 .PHONY: image image-test up down release
 
 help:
@@ -56,6 +56,13 @@ test-families: setup-test ## every family of backbones
 
 test-all: setup-test ## every combination
 	$(VENV)/bin/python $(PYTEST) -m "not soak" $(ARGS_TEST)
+	@echo "Before a release, also: make test-as-users"
+
+# One at a time: vLLM binds engines that run side by side to the same cores.
+test-as-users: export TEST_AS_USERS = 1
+test-as-users: TEST_PROCESSES = 1
+test-as-users: setup-test ## the engine tests of `make test`, each process as a user starts it
+	$(VENV)/bin/python $(PYTEST) -m "engine and not exhaustive and not families and not soak" $(ARGS_TEST)
 
 soak: setup-test ## a server under load, faults and other projects' clients, about twenty minutes
 	@requirements/setup.sh soak

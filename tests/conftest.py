@@ -7,9 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from as_users import AS_USERS
+
 # Engines run side by side here, and a thread that spins while it waits takes the core of another
 # engine's.  Read by OpenMP when torch loads it, and by all that tests start.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if not AS_USERS:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import demo_servers
 import pytest

@@ -1,4 +1,7 @@
-"""Processes of Python that begin with vLLM imported; ``zygote`` says how."""
+"""Processes of Python that begin with vLLM imported; ``zygote`` says how.
+
+``as_users`` has them start without it.
+"""
 
 import atexit
 import fcntl
@@ -14,6 +17,8 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from as_users import AS_USERS
 
 from attnres_serve.server.start import preload
 
@@ -164,7 +169,9 @@ def begin(
         return subprocess.Popen(arguments, stdout=output, stderr=subprocess.STDOUT, env=env)
 
 
-def python(*words: str, log: Path, env: dict[str, str], err: Path | None = None) -> Forked:
+def python(
+    *words: str, log: Path, env: dict[str, str], err: Path | None = None
+) -> Forked | subprocess.Popen:
     """Begin ``python *words`` in the repository's folder, with vLLM imported.
 
     Args:
@@ -173,4 +180,9 @@ def python(*words: str, log: Path, env: dict[str, str], err: Path | None = None)
         env: all variables; none that is read by imports may differ from those of most processes.
         err: file for stderr.
     """
-    return _zygote().fork(list(words), env, log, err or log)
+    if not AS_USERS:
+        return _zygote().fork(list(words), env, log, err or log)
+    arguments = [sys.executable, *words]
+    with log.open("w") as output, (err or Path(os.devnull)).open("w") as errors:
+        second = errors if err else subprocess.STDOUT
+        return subprocess.Popen(arguments, stdout=output, stderr=second, env=env, cwd=ROOT)

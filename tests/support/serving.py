@@ -65,7 +65,7 @@ def environment(**extra: str) -> dict[str, str]:
     """The environment of a server: small KV cache, nothing fetched, no interpreter for Triton."""
     kept = forks.without_own(os.environ)
     own = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_CACHE_ROOT": CACHE.name}
-    return kept | own | forks.ONE_THREAD | extra
+    return kept | own | ({} if forks.AS_USERS else forks.ONE_THREAD) | extra
 
 
 OURS = (sys.executable, "-m", "attnres_serve", "serve")

@@ -1,8 +1,9 @@
 """What a start replaces: ``python identity.py CHECKPOINT RESULT``.
 
-Begun with vLLM imported.  The result is JSON: the attributes of vLLM's, torch's, uvicorn's and
-starlette's modules and classes that are another object after a start than before, as
-``module:Class.attribute``, if they can be called, read as a property or are the bases of a class.
+Everything that the process farm imports is imported before.  The result is JSON: the attributes of
+vLLM's, torch's, uvicorn's and starlette's modules and classes that are another object after a start
+than before, as ``module:Class.attribute``, if they can be called, read as a property or are the
+bases of a class.
 """
 
 import importlib
@@ -42,9 +43,12 @@ def _was_there(module: str, path: str, before: dict[tuple[str, str], Any]) -> bo
 
 def main(checkpoint: str, result: str) -> None:
     from vllm import LLM, SamplingParams
+    from zygote import IMPORTED
 
     from attnres_serve.compat import openai_app, patches, prepare
 
+    for name in IMPORTED:
+        importlib.import_module(name)
     for found in (one for each in patches.table().values() for one in each):
         for target in found.targets if found.is_due() and not found.of else ():
             importlib.import_module(target.partition(":")[0])

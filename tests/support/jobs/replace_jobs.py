@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from as_users import AS_USERS
 from engine import answers
 
 NEW_TOKENS = 8
@@ -131,8 +132,9 @@ def run(job: dict[str, Any]) -> list[dict[str, Any]]:
 def main(jobs: str, results: str) -> None:
     from vllm.model_executor.models import registry
 
-    # Where this was not forked, a subprocess would import vLLM anew for every class of models.
-    registry._run_in_subprocess = lambda inspect: inspect()
+    if not AS_USERS:
+        # Where this was not forked, a subprocess would import vLLM anew for every class of models.
+        registry._run_in_subprocess = lambda inspect: inspect()
     Path(results).write_text(json.dumps([run(job) for job in json.loads(Path(jobs).read_text())]))
 
 
