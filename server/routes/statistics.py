@@ -121,7 +121,7 @@ class Collector:
         return seconds * (1 / self.counts.cost - 1)
 
     async def replay(self, ids: list[int], prompt: int) -> dict[int, np.ndarray]:
-        """``statistics.sums`` by site of a sequence that begins with ``prompt`` tokens of prompt."""
+        """``statistics.sums`` by site of a sequence; its first ``prompt`` tokens are the prompt."""
         request = replays.ReplayRequest(
             ids, [*range(len(ids))], [site.index for site in self._places]
         )
