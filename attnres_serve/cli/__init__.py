@@ -241,7 +241,7 @@ def _run(arguments: list[str]) -> int:
     options, others = parser.parse_known_args(["serve"] if serves else arguments)
     if others and options.command not in ("serve", "bench", "inspect"):
         names = {word for flag in _flags(options.command, parser) for word in flag.spellings}
-        _say(flags.unknown_words(others, names, f"{options.command} --help"))
+        _say(flags.unknown_arguments(others, names, f"{options.command} --help"))
         return 2
     try:
         if options.command in ("serve", "verify", "bench", "inspect"):  # they start engines

@@ -3,13 +3,13 @@
     python -m benchmarks.serving.load --out benchmarks/results/cpu-load.json
     python -m benchmarks.serving.load --quick             does it work: tiny model, one start, eager
 
-``attnres-serve serve`` of a model with dummy weights, and vLLM's own server of the same model with
-standard residuals, in which the plugin is not loaded; both as a user starts them, without the cache
-of prefixes.  Both are up at a time and asked in turn, at 1, 8 and 32 requests at a time, with the
-same prompts, which are new in every round; the order is another one from round to round.  The first
-round of a start does not count.  Figures are those of vLLM's client: requests a second, and TTFT
-and ITL as their median and 99th percentile.  A ratio is ours to stock vLLM's in one round; the
-interval is over starts, or over the rounds of a single one.
+``attnres-serve serve`` of a model with dummy weights, and vLLM's server of the same model with
+standard residuals, without the plugin; both as a user starts them, without prefix caching.  Both
+run together and take turns, at 1, 8 and 32 requests at a time, with the same prompts, which are new
+in every round; the order alternates between rounds.  The first round of a start does not count.
+Figures are those of vLLM's client: requests a second, and TTFT and ITL as their median and 99th
+percentile.  A ratio is ours to stock vLLM's in one round; the interval is over starts, or over the
+rounds of a single one.
 
 The last line on stdout is one JSON document; the table goes to stderr.
 """

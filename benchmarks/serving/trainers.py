@@ -1,13 +1,13 @@
-"""How far the logprobs of a trainer's own classes are from the engine's, in float32 and bfloat16.
+"""How far the logprobs of a trainer's classes are from the engine's, in float32 and bfloat16.
 
     python -m benchmarks.serving.trainers --out benchmarks/results/cpu-trainers.json
 
-FLA comes with the tests' packages.  Two models with random weights, made and saved by their own
+FLA comes with the tests' packages.  Two models with random weights, made and saved by their
 libraries: FLA's transformer with blocks of 4 sublayers, and transformers' Qwen3, which ``convert
 --add-zero-queries`` makes an AttnRes model.  The engine samples answers at temperature 1; the class
 computes their logprobs again in the same type.  FLA has no code for a CPU: Triton's interpreter
-runs its norms, activations and rotary embedding, ``naive_attnres``, its own reference, its depth
-attention, and torch's attention takes the place of FlashAttention's.
+runs its norms, activations and rotary embedding, ``naive_attnres``, FLA's reference, its depth
+attention, and torch's attention replaces FlashAttention.
 """
 
 import argparse
