@@ -1,7 +1,7 @@
 """One comparison of a backend with the reference, on the device that is to serve.
 
-A compiler or a device may be one that no test ran with, and wrong kernels would show in nothing but
-wrong answers.
+No test may have run with this compiler or device, and wrong kernels would show only in wrong
+answers.
 """
 
 from collections.abc import Callable, Iterator

@@ -312,7 +312,7 @@ def _wrong_value(arguments: list[str], parser: argparse.ArgumentParser) -> str |
 
 
 def _no_command(word: str, parser: argparse.ArgumentParser) -> str | None:
-    """The sentence that refuses a word in the place of a command; None for one, and for a flag."""
+    """The sentence that refuses an unknown command; None for a command or a flag."""
     commands = _commands(parser)
     if word.startswith("-") or word in commands:
         return None

@@ -136,7 +136,7 @@ def resolve(
 
     Args:
         edits: as a request has them.
-        sites: those of the model, the final one also where it does not mix.
+        sites: those of the model, the final one even if it does not mix.
         length: the most tokens that the sequence may have.
         hidden: numbers of a vector; None where nothing can be replaced.
 

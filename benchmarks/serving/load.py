@@ -59,7 +59,7 @@ def serving(name: str, folder: Path, flags: Sequence[str]) -> Iterator[str]:
     port = child.free_port()
     address = (f"--host={child.HOST}", f"--port={port}", f"--served-model-name={NAME}")
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
-    if name == BASELINE:  # which takes nearly all memory where nothing says how much
+    if name == BASELINE:  # which takes nearly all memory unless a limit is set
         env = {"VLLM_CPU_KVCACHE_SPACE": "1"} | env | {"VLLM_PLUGINS": ""}
     with (
         closing(engine_log.EngineLog(f"load-{name}")) as log,

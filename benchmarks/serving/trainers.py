@@ -36,7 +36,7 @@ Answers = list[tuple[list[int], list[int], list[float]]]  # prompt, answer, its 
 
 
 def fla_model(folder: Path) -> Any:
-    """A class of FLA's, as it stands in memory of a trainer; its checkpoint is in the folder."""
+    """An FLA model as a trainer has it in memory; its checkpoint is in the folder."""
     _run_fla_on_a_cpu()
     from fla.models import TransformerConfig, TransformerForCausalLM
     from fla.models.transformer import modeling_transformer
@@ -82,7 +82,7 @@ def _run_fla_on_a_cpu() -> None:
 
 
 def transformers_model(folder: Path) -> Any:
-    """A Qwen3 of transformers'; the folder has the AttnRes model that begins as it."""
+    """A Qwen3 model of transformers; the folder has the AttnRes model that starts from it."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(

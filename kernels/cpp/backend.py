@@ -29,11 +29,11 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def prepare(dtype: torch.dtype | None = None) -> None:
-    """Load the operators into torch, compiling them first where this machine has not yet.
+    """Load the operators into torch, compiling them first if this machine has not yet.
 
     The compiled libraries are kept in ``~/.cache/attnres_serve``
-    (``$XDG_CACHE_HOME/attnres_serve``); those that are there already are used, also where that
-    folder can only be read.
+    (``$XDG_CACHE_HOME/attnres_serve``), and existing ones are used, even if that folder is
+    read-only.
 
     Args:
         dtype: of the activations; None for all that there are kernels for.

@@ -161,7 +161,7 @@ struct Float16 {
   static Step arrange(Step step) { return step; }
 };
 
-// `count` is kStep but for the tail of a row, which is padded with zeros.
+// `count` is kStep except in the tail of a row, which is padded with zeros.
 template <class D>
 inline Step load(const typename D::Element* from, int64_t count) {
   if (count == kStep) return D::widen(from);

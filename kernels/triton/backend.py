@@ -1,4 +1,4 @@
-"""The triton backend: the Triton kernels as operators of torch's; see ``interface``.
+"""The triton backend: the Triton kernels as torch operators; see ``interface``.
 
 The queries of a pipeline stage come folded in one tensor ``[S, d]`` float32, and its biases, if it
 has any, in another ``[S, n]``, with zeros behind those of a site's sources.

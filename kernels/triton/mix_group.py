@@ -166,7 +166,7 @@ def mix_group(
 ) -> None:
     """Write the results of ``phase_1`` from logits, on the current device.
 
-    Arguments are those of ``phase_1``, which checks them, but for ``scores``.
+    Arguments except ``scores`` are those of ``phase_1``, which checks them.
 
     Args:
         scores: of ``score_group``; afterwards the weights of the rows.

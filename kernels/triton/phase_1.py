@@ -234,9 +234,9 @@ def phase_1(
     roundoff ``u``, changes a mix merged from it by at most ``(1 - w) * u * abs(answer)``, where
     ``w`` is the weight of the partial sum: together with the final rounding about two where the
     single pass has one.
-    A token's results do not depend on its batch, nor a site's on the later sites of the group, but
-    for the order in which logits are summed: it is another one with as many logits in bfloat16 and
-    as many sites as ``LEAST`` says, and again with more than 16 sites.
+    A token's results do not depend on its batch, nor a site's on the later sites of the group,
+    except by the order in which logits are summed: it is another one with as many logits in
+    bfloat16 and as many sites as ``LEAST`` says, and again with more than 16 sites.
     ``common.take_each_token_alone`` forbids that.
 
     Args:

@@ -48,7 +48,7 @@ CONFIGS = {
     32: ProductConfig(tokens=32, chunk=128, num_warps=2),
     MAX_SITES: ProductConfig(tokens=64, chunk=32, num_warps=2),
 }
-# Elsewhere nothing was measured.  Of 17 to 32 sites the entry above spills up to 264 bytes there
+# Other GPUs were not measured.  Of 17 to 32 sites the entry above spills up to 264 bytes there
 # (sm_120), and none of these spills on sm_80, 89, 100 or 120.
 OTHER_CONFIGS = {sites: CONFIGS[sites] for sites in (16, MAX_SITES)}
 
