@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_edits(
     parser: argparse.ArgumentParser, name: str, what: str, example: str = 'mask sources="block 2"'
 ) -> None:
-    """Add a flag whose values ``edit_words.each`` reads."""
+    """Add a flag whose values ``edit_text.each`` reads."""
     parser.add_argument(
         f"--{name.replace('_', '-')}",
         action="append",
@@ -93,9 +93,9 @@ def from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     settings |= {TRACE_KEY: "off"} if flags.get(UNTRACED) else {}
     settings |= {CHANGE_EDITS_KEY: "on"} if flags.get(CHANGE_EDITS) else {}
     if texts := flags.get(EDIT):
-        from attnres_serve.depth import edit_words, static_edits  # not for every command
+        from attnres_serve.depth import edit_text, static_edits  # not for every command
 
-        edits = edit_words.each(texts, f"--{EDIT.replace('_', '-')}")
+        edits = edit_text.each(texts, f"--{EDIT.replace('_', '-')}")
         settings[EDITS_KEY] = static_edits.to_json(edits)
     return settings
 
@@ -143,11 +143,11 @@ def edits_change(additional_config: Any) -> bool:
 
 
 def require_edits(additional_config: Any, spec: "AttnResSpec | None") -> None:
-    """Raise SettingError where a model cannot be served under the edits that are asked for."""
-    if (found := edits(additional_config)) is not None:
+    """Raise SettingError if a model cannot be served under the requested edits."""
+    if (requested := edits(additional_config)) is not None:
         from attnres_serve.depth import static_edits
 
-        static_edits.resolve(found, spec)
+        static_edits.resolve(requested, spec)
 
 
 def traces(additional_config: Any) -> bool:

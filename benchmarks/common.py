@@ -24,7 +24,7 @@ class Length:
     starts: int
     rounds: int
 
-    def told(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         """Content of a document about the length, and what its intervals are over."""
         return asdict(self) | {"interval": "over starts" if self.starts > 1 else None}
 
@@ -39,9 +39,7 @@ def add_length(parser: argparse.ArgumentParser, starts: int) -> None:
     parser.add_argument("--rounds", type=int, metavar="N", help="of each start")
 
 
-def asked_length(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, usual: int
-) -> Length:
+def length_of(parser: argparse.ArgumentParser, options: argparse.Namespace, usual: int) -> Length:
     """The length by the flags of ``add_length``; one that has no interval ends with a sentence."""
     starts = usual if options.starts is None else options.starts
     rounds = rounds_of(starts) if options.rounds is None else options.rounds

@@ -1,7 +1,7 @@
 """One comparison of a backend with the reference, on the device that is to serve.
 
-A compiler or a device may be one that no test ran with, and wrong kernels would show in nothing but
-wrong answers.
+No test may have run with this compiler or device, and wrong kernels would show only in wrong
+answers.
 """
 
 from collections.abc import Callable, Iterator
@@ -61,13 +61,13 @@ def difference(
         bank = torch.full((tokens, BLOCKS + 2, hidden), torch.nan, dtype=dtype, device=device)
         bank[:, :BLOCKS] = blocks.transpose(0, 1).repeat(copies, 1, 1)
         # A backend may write over a sublayer's output.
-        found = ALGORITHMS[name](backend, deltas.repeat(1, copies, 1), bank, sites)
+        results = ALGORITHMS[name](backend, deltas.repeat(1, copies, 1), bank, sites)
         at = (
             f"by {name.replace('_', ' ')} of {hidden} values in {str(dtype).removeprefix('torch.')}"
             f"{f' with {tokens} tokens' if copies > 1 else ''}"
         )
-        for one, wanted in zip(found, expected, strict=True):
-            off = one.float().unflatten(0, (copies, TOKENS)).sub_(wanted.float())
+        for one, reference_mix in zip(results, expected, strict=True):
+            off = one.float().unflatten(0, (copies, TOKENS)).sub_(reference_mix.float())
             worst = float(off.abs_().nan_to_num_(torch.inf).max())
             if worst > bound:
                 return f"a site {at} is off by {worst:.2g}, where {bound:.2g} is allowed"
@@ -98,7 +98,7 @@ def _by_reference(
     """The normed mixes ``[S, T, d]`` in float64; the completed block and the sum begun after it."""
     *finished, last = blocks
     partial: Tensor | None = last
-    found = []
+    mixes = []
     for number, (delta, site) in enumerate(zip(deltas, sites, strict=True)):
         if number == 1:
             finished, partial = [*finished, cast("Tensor", partial)], None
@@ -114,9 +114,9 @@ def _by_reference(
             torch.float64,
             site.bias,
         )
-        found.append(normed)
+        mixes.append(normed)
     assert partial is not None
-    return torch.stack(found), torch.stack((finished[-1], partial), 1)
+    return torch.stack(mixes), torch.stack((finished[-1], partial), 1)
 
 
 def _slot(number: int) -> BankSlot:

@@ -29,8 +29,8 @@ def situ_experts(
     """
     if cpp.is_ready(x.dtype):
         out = x.new_empty(x.shape, dtype=torch.float32)
-        given = x.contiguous(), gate_up, down, shares.contiguous(), ids.contiguous()
-        torch.ops.attnres_serve.cpp_situ_experts(*given, beta, clip or 0.0, out)
+        arguments = x.contiguous(), gate_up, down, shares.contiguous(), ids.contiguous()
+        torch.ops.attnres_serve.cpp_situ_experts(*arguments, beta, clip or 0.0, out)
         return out
     out = x.new_zeros(x.shape, dtype=torch.float32)
     for expert in ids[ids >= 0].unique().tolist():

@@ -1,7 +1,7 @@
-"""What compiled code was made from and for: in the keys under which it is kept for the next start.
+"""Digests of what compiled code depends on, for the keys of the caches that keep it.
 
-Neither vLLM nor torch looks at what does not appear in a graph, as the code that decides which
-sites there are, or at the processor.
+Neither vLLM nor torch looks at the processor, or at code that does not appear in a graph, such as
+the code that decides which sites there are.
 """
 
 import functools
@@ -15,15 +15,15 @@ SUFFIXES = ".py", ".cpp", ".h"
 
 @functools.cache
 def source() -> str:
-    """A digest of this package's own code."""
-    found = (
+    """A digest of this package's code."""
+    paths = (
         Path(folder, name)
         for folder, _, names in os.walk(PACKAGE, followlinks=True)
         for name in names
         if name.endswith(SUFFIXES)
     )
     digest = hashlib.sha256()
-    for path in sorted(found):
+    for path in sorted(paths):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(PACKAGE)} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
@@ -31,11 +31,11 @@ def source() -> str:
 
 @functools.cache
 def processor() -> str:
-    """A digest of the instructions that the processor has; caches are shared by machines."""
+    """A digest of the processor's instructions, because machines may share a cache."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    told = sorted({line for line in lines if line.startswith(("flags", "Features"))})
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+    features = sorted({line for line in lines if line.startswith(("flags", "Features"))})
+    return hashlib.sha256("\n".join(features).encode()).hexdigest()[:16]
 
 
 def vectors() -> str:

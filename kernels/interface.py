@@ -91,7 +91,7 @@ class TensorBackend(Protocol):
         delta: the sublayer's output ``[T, d]`` in that dtype.
         weights: of the site that runs.
         sites: the weights of ``S`` sites.
-        answers: the backend's own.
+        answers: in a form of the backend's choice.
 
     Results of several functions:
         normed: the normed mix ``[T, d]`` in the activations' dtype.
@@ -174,7 +174,7 @@ class BankBackend(Protocol):
         queries: of all sites of a pipeline stage, see ``queries_of``.
         site: the weights of the site that runs.
         slot: where it works, see ``slot_of``.
-        answers: the backend's own.
+        answers: in a form of the backend's choice.
 
     Result of several functions:
         normed: the normed mix ``[T, d]`` in the activations' dtype.
@@ -197,7 +197,7 @@ class BankBackend(Protocol):
         """The queries of all sites of a pipeline stage, as the other functions take them.
 
         Returns:
-            The backend's own.
+            A form of the backend's choice.
         """
 
     def single_pass(

@@ -104,12 +104,12 @@ def phase_2(
     Returns:
         The mix ``[T, d]`` over the finished blocks and the partial sum, in the dtype of ``answer``.
     """
-    own = partial.to(answer.dtype)
-    logit = scores(own, query.to(answer.dtype), eps)
+    wide = partial.to(answer.dtype)
+    logit = scores(wide, query.to(answer.dtype), eps)
     if bias is not None:
         logit = logit + bias.to(answer.dtype)
     weight = torch.sigmoid(logit - log_sum).unsqueeze(-1)
-    return torch.lerp(answer, own, weight)  # exactly one of them where the weight is 0 or 1
+    return torch.lerp(answer, wide, weight)  # exactly one of them where the weight is 0 or 1
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from prometheus_client import Counter, Gauge
 
-from attnres_serve.depth import edit_words
+from attnres_serve.depth import edit_text
 from attnres_serve.depth.edits import Edit
 
 OUTCOMES = ("served", "refused", "failed", "cancelled")
@@ -61,7 +61,7 @@ def tell_edits(served: Sequence[Edit]) -> None:
     """Set the edits that the model is served under."""
     edits.clear()
     for edit in served:
-        edits.labels(edit_words.write(edit)).set(1)
+        edits.labels(edit_text.write(edit)).set(1)
 
 
 def count_passes(executed: dict[str, dict[str, int]]) -> None:

@@ -1,6 +1,6 @@
-"""Requests for the model, and changes of the model that none of them may straddle.
+"""Requests for the model, and changes of the model, which no request may overlap.
 
-One request may ask the engine many times, so that the engine's own pause could come between.
+One request may call the engine many times, so a pause of the engine could come between its calls.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from attnres_serve.server.routes import weights
 
 
 class Turns:
-    """A change waits for the end of the requests that run, and new ones wait for its own."""
+    """A change waits for running requests to end, and new requests for the change to end."""
 
     def __init__(self) -> None:
         self._running = 0
@@ -24,7 +24,7 @@ class Turns:
 
     @asynccontextmanager
     async def change(self, seconds: float) -> AsyncIterator[None]:
-        """No request runs within.
+        """A block in which no request runs.
 
         Raises:
             TimeoutError: some, or another change, still run after so many seconds.
@@ -42,8 +42,8 @@ class Turns:
         """ASGI middleware: requests for the model get their turn, when their bodies are there."""
 
         async def in_turn(scope: Scope, receive: Receive, send: Send) -> None:
-            is_asked = scope["type"] == "http" and scope["method"] == "POST"
-            if not is_asked or get_route_path(scope) in weights.ROUTES:
+            is_post = scope["type"] == "http" and scope["method"] == "POST"
+            if not is_post or get_route_path(scope) in weights.ROUTES:
                 await app(scope, receive, send)
                 return
             while not self._open.is_set():  # the next change may be quicker than this request

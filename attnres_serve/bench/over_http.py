@@ -18,7 +18,7 @@ from attnres_serve.compat.flags import spelling
 from attnres_serve.errors import SettingError
 
 TIMEOUT = 10  # seconds for the list of models
-LONGEST = 2**20  # tokens of a sequence, where a server does not say its own
+LONGEST = 2**20  # tokens of a sequence, if a server states no limit
 REQUESTS = 20  # for every concurrent request
 # Part of the context left free: the client's texts may have more tokens than requested.
 SPARE = 16

@@ -11,7 +11,7 @@ headers.py: all tensors, checked by the headers
 tensors.py, base_tensors.py: checks of single tensors; the tensors of the family, without those of
     AttnRes
 tensor_index.py: the tensors of a checkpoint, checked as they are read
-names.py: a checkpoint's own names, and those of the house format
+names.py: names in a checkpoint, and those of the house format
 renaming/: unknown names: what they may be, and --rename
 plain_config.py: AttnRes tensors beside the config.json of a plain model
 quantized.py: the tensors of a quantized layer

@@ -51,12 +51,12 @@ class BaseTensors:
             name.removesuffix(".weight") for name, shape in self.needed.items() if len(shape) == 2
         }
 
-    def check(self, name: str, own_name: str, stored: Stored) -> None:
+    def check(self, name: str, stored_name: str, stored: Stored) -> None:
         """Check one tensor of the base model.
 
         Args:
             name: its house name.
-            own_name: its name in the checkpoint.
+            stored_name: its name in the checkpoint.
             stored: its shape and type.
 
         Raises:
@@ -64,21 +64,21 @@ class BaseTensors:
         """
         stem, _, leaf = name.rpartition(".")
         if self.quantisation and stem in self._linears and leaf != "bias":
-            quantized.check_leaf(own_name, leaf, stored, self.needed[f"{stem}.weight"])
+            quantized.check_leaf(stored_name, leaf, stored, self.needed[f"{stem}.weight"])
         elif name in self.needed:
-            check_shape(own_name, stored.shape, self.needed[name])
-            check_dtype(own_name, stored.dtype)
+            check_shape(stored_name, stored.shape, self.needed[name])
+            check_dtype(stored_name, stored.dtype)
         elif not self.is_known(name):
             raise CheckpointError(
-                f"the checkpoint holds the tensor {own_name}, which {self._model} does not have; "
-                "the configuration and the weights do not belong together."
+                f"the checkpoint holds the tensor {stored_name}, which {self._model} does not "
+                "have; the configuration and the weights do not belong together."
             )
 
-    def held(self, own_name: str, name: str) -> Held | None:
+    def held(self, stored_name: str, name: str) -> Held | None:
         """The form of a tensor that was stored as in memory; None for one in the form of disk.
 
         Args:
-            own_name: its name in the checkpoint.
+            stored_name: its name in the checkpoint.
             name: its house name.
 
         Raises:
@@ -90,9 +90,9 @@ class BaseTensors:
         if packed is None and experts.is_packed(name):
             kind = "a quantized model" if self.quantisation else self._model
             raise CheckpointError(
-                f"the tensor {own_name} packs the experts of a layer as transformers holds them in "
-                f"memory, which is not read for {kind}; save the model by save_pretrained, which "
-                "writes one tensor for each."
+                f"the tensor {stored_name} packs the experts of a layer as transformers holds them "
+                f"in memory, which is not read for {kind}; save the model by save_pretrained, "
+                "which writes one tensor for each."
             )
         return packed
 
@@ -101,8 +101,8 @@ class BaseTensors:
         if not any(map(experts.ONE.match, names)):  # asking Hugging Face's class takes a second
             return {}
         return {
-            own_name: held
-            for own_name, held in self._held.items()
+            stored_name: held
+            for stored_name, held in self._held.items()
             if len(held.parts) > 1 and held.parts.keys() <= {*names}
         }
 
@@ -136,14 +136,14 @@ class BaseTensors:
     def check_whole(
         self,
         tensors: Mapping[str, Stored],
-        own_names: Mapping[str, str],
+        stored_names: Mapping[str, str],
         here: Callable[[str], bool] = lambda name: True,
     ) -> None:
         """Check that tensors which were checked one by one are complete.
 
         Args:
             tensors: shape and type by house names.
-            own_names: the checkpoint's names by house names.
+            stored_names: the checkpoint's names by house names.
             here: whether this pipeline stage needs a tensor.
 
         Raises:
@@ -156,7 +156,7 @@ class BaseTensors:
                 continue
             stem = name.removesuffix(".weight")
             if stem in layers:
-                leaf_names = {leaf: own_names[f"{stem}.{leaf}"] for leaf in layers[stem]}
+                leaf_names = {leaf: stored_names[f"{stem}.{leaf}"] for leaf in layers[stem]}
                 method = self.quantisation.get("quant_method")
                 is_held = quantized.check_linear(stem, layers[stem], leaf_names, method) is not None
             else:
@@ -174,7 +174,7 @@ class BaseTensors:
         if self.quantisation:
             quantized.check_fused(layers, self._fused)
             quantized.check_experts(layers)
-            quantized.check_entries(self.quantisation, _modules(layers, own_names))
+            quantized.check_entries(self.quantisation, _modules(layers, stored_names))
 
     def _layers(self, tensors: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
         """The tensors of every linear layer by their names within it."""
@@ -187,11 +187,11 @@ class BaseTensors:
 
 
 def _modules(
-    layers: Mapping[str, Mapping[str, Stored]], own_names: Mapping[str, str]
+    layers: Mapping[str, Mapping[str, Stored]], stored_names: Mapping[str, str]
 ) -> dict[str, str]:
     """The checkpoint's names of linear layers, by their house names."""
     return {
-        stem: own_names[f"{stem}.{leaf}"].removesuffix(f".{leaf}")
+        stem: stored_names[f"{stem}.{leaf}"].removesuffix(f".{leaf}")
         for stem, leaves in layers.items()
         for leaf in leaves
     }

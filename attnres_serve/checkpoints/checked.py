@@ -69,11 +69,11 @@ class Checkpoint:
 
         if self.index is None:  # its weights are not here
             return True
-        names = self.index.own_names
-        own_name = names.get(HEAD if leaf == "lm_head" else EMBEDDING) or names.get(EMBEDDING)
-        if own_name is None or own_name not in self.headers:
+        names = self.index.stored_names
+        stored_name = names.get(HEAD if leaf == "lm_head" else EMBEDDING) or names.get(EMBEDDING)
+        if stored_name is None or stored_name not in self.headers:
             return False
-        stored = read_tensor(self.headers, own_name)
+        stored = read_tensor(self.headers, stored_name)
         if stored.shape != table.shape or not stored.is_floating_point():
             return False
         common = min(stored.dtype, table.dtype, key=lambda dtype: torch.finfo(dtype).bits)
@@ -112,7 +112,7 @@ def _names_of_any(name: str) -> Collection[str]:
             return tensor_names(folder or name) or ()
         from attnres_serve.checkpoints import read  # imports torch
 
-        return [own_name for path in read.files(folder) for own_name, _ in read.tensors(path)]
+        return [stored_name for path in read.files(folder) for stored_name, _ in read.tensors(path)]
     except CheckpointError:  # config.json alone tells that it is refused
         return ()
 
@@ -232,9 +232,9 @@ def _check_values(index: TensorIndex, headers: Mapping[str, Header]) -> None:
         CheckpointError: a tied head has other values than the embedding, or a bias that the model
             does not have is not zero.
     """
-    for name, own_name in index.own_names.items():
-        if own_name in headers and index.has_telling_values(name):
-            index.check_values(name, read_tensor(headers, own_name))
+    for name, stored_name in index.stored_names.items():
+        if stored_name in headers and index.has_telling_values(name):
+            index.check_values(name, read_tensor(headers, stored_name))
 
 
 def read_tensor(headers: Mapping[str, Header], name: str) -> "Tensor":

@@ -220,7 +220,7 @@ def _tensors_problem(family: Family, config: Mapping[str, Any], index: TensorInd
     if (site := next(filter(LOOKS_LIKE_ATTNRES.search, head_tensors), None)) is not None:
         return (
             "needs a draft head with standard residuals, which vLLM's class has, and the tensor "
-            f"{index.own_names[site]} is depth attention; start without --speculative-config."
+            f"{index.stored_names[site]} is depth attention; start without --speculative-config."
         )
     for name, shape in heads.shapes(family, config).items():
         stored = index.stored.get(name)
@@ -228,7 +228,7 @@ def _tensors_problem(family: Family, config: Mapping[str, Any], index: TensorInd
             return f"needs the tensor {name}, which is missing; start without --speculative-config."
         if stored.shape != shape:
             return (
-                f"needs the tensor {index.own_names[name]} as {list(shape)}, and it has the shape "
-                f"{list(stored.shape)}; start without --speculative-config."
+                f"needs the tensor {index.stored_names[name]} as {list(shape)}, and it has the "
+                f"shape {list(stored.shape)}; start without --speculative-config."
             )
     return None

@@ -1,4 +1,4 @@
-"""What a site has learned, with edits that hold for every token written into it."""
+"""The learned tensors of sites, with edits of every token written into them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,7 +16,7 @@ from attnres_serve.kernels.interface import MASKED
 
 
 def of_every_source(bias: Tensor, sources: int) -> Tensor:
-    """A stored bias as ``[sources]``: of a recency bias, which is the last one, others are 0."""
+    """A stored bias as ``[sources]``; a recency bias is the last one, and the others are 0."""
     return pad(bias.reshape(-1), (sources - bias.numel(), 0))
 
 
@@ -31,33 +31,33 @@ def edited(edit: SiteEdit, query: Tensor, bias: Tensor | None, name: str) -> tup
         name: how a person calls the site.
 
     Raises:
-        SettingError: the model's own bias masks every source that edits leave.
+        SettingError: the model's bias masks every source that edits leave.
     """
-    given = torch.tensor(edit.bias, dtype=torch.float32, device=query.device)
+    edit_bias = torch.tensor(edit.bias, dtype=torch.float32, device=query.device)
     query = query * edit.factor if edit.factor in (0, 1) else query.float() * edit.factor
     if bias is None or edit.gives:
-        return query, given
-    own = bias.float()
-    is_masked = (own <= MASKED) | (given <= MASKED)
-    found = (own * edit.factor + given).masked_fill(is_masked, MASKED)
-    if not found.is_meta and bool((found <= MASKED).all()):
+        return query, edit_bias
+    model_bias = bias.float()
+    is_masked = (model_bias <= MASKED) | (edit_bias <= MASKED)
+    both = (model_bias * edit.factor + edit_bias).masked_fill(is_masked, MASKED)
+    if not both.is_meta and bool((both <= MASKED).all()):
         raise SettingError(
             f"the edits leave {name} no source that the model's own bias does not mask; leave at "
             "least one."
         )
-    return query, found
+    return query, both
 
 
 def edited_tensors(
     spec: AttnResSpec, learned: Mapping[str, Tensor], edits: Mapping[int, SiteEdit]
 ) -> dict[str, Tensor]:
-    """The tensors of a model in which every site has its own, and a bias for each source.
+    """The tensors of a model in which every site has separate ones, and a bias for each source.
 
     Args:
-        spec: of the model as it was; ``learned`` are its tensors of sites, by house names.
+        spec: of the model before the edits; ``learned`` are its tensors of sites, by house names.
         edits: by the indices of the sites.
     """
-    found = {}
+    tensors = {}
     for site in sites(spec):
         if site.mixes:
             of_site = partial(tensor_name, site.tensors, layout=spec.layout)
@@ -65,7 +65,7 @@ def edited_tensors(
             if (bias := learned.get(of_site("bias"))) is not None:
                 bias = of_every_source(bias, count)
             edit = edits.get(site.index, SiteEdit(1.0, (0.0,) * count))
-            own = *edited(edit, query, bias, site.name), learned[of_site("norm")]
-            for part, tensor in zip(("proj", "bias", "norm"), own, strict=True):
-                found[tensor_name(site.index, part, spec.layout)] = tensor
-    return found
+            parts = *edited(edit, query, bias, site.name), learned[of_site("norm")]
+            for part, tensor in zip(("proj", "bias", "norm"), parts, strict=True):
+                tensors[tensor_name(site.index, part, spec.layout)] = tensor
+    return tensors

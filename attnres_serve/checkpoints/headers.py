@@ -30,8 +30,8 @@ def check_headers(
     base = BaseTensors(parsed.family, parsed.config)
     index = TensorIndex(formats.by_name(parsed.format), base, parsed.spec)
     refuse_renamed(index, headers, command)
-    for own_name, header in headers.items():
-        index.enter(own_name, header)
+    for stored_name, header in headers.items():
+        index.enter(stored_name, header)
     index.close()
     for name in index.stored:
         index.check(name)

@@ -1,4 +1,4 @@
-"""Names of tensors: the checkpoint's (own names), and those of the house format."""
+"""Names of tensors: as a checkpoint stores them, and those of the house format."""
 
 import re
 from collections.abc import Mapping

@@ -45,27 +45,27 @@ def may_have_spare_biases(quantisation: Mapping[str, Any]) -> bool:
     return quantisation.get("quant_method") == "gptq"
 
 
-def check_leaf(own_name: str, leaf: str, stored: Stored, weight: Shape) -> None:
+def check_leaf(stored_name: str, leaf: str, stored: Stored, weight: Shape) -> None:
     """Raise CheckpointError if a tensor below a linear layer is larger than the layer.
 
     vLLM would cut it silently.  Some methods transpose the matrix.
 
     Args:
-        own_name: its name in the checkpoint.
+        stored_name: its name in the checkpoint.
         leaf: its name within the layer.
         stored: its shape and type.
         weight: the shape of the layer's weight, unquantised.
     """
     if leaf == "weight" and stored.dtype in (*FLOATS, *_WHOLE):
-        check_shape(own_name, stored.shape, weight)
+        check_shape(stored_name, stored.shape, weight)
     if not (_WEIGHT.fullmatch(leaf) or _SCALE.fullmatch(leaf)) or prod(stored.shape) == 1:
         return
     orders = [weight] if leaf.startswith("weight") else [weight, weight[::-1]]
     if not any(_fits(stored.shape, order) for order in orders):
         raise CheckpointError(
-            f"the tensor {own_name} has the shape {list(stored.shape)}, which is larger than the "
-            f"weight that it belongs to, {list(weight)} by config.json; the configuration and the "
-            "weights do not belong together."
+            f"the tensor {stored_name} has the shape {list(stored.shape)}, which is larger than "
+            f"the weight that it belongs to, {list(weight)} by config.json; the configuration and "
+            "the weights do not belong together."
         )
 
 
@@ -75,14 +75,14 @@ def _fits(shape: Shape, most: Shape) -> bool:
 
 
 def check_linear(
-    stem: str, leaves: Mapping[str, Stored], own_names: Mapping[str, str], method: Any
+    stem: str, leaves: Mapping[str, Stored], stored_names: Mapping[str, str], method: Any
 ) -> str | None:
     """Raise CheckpointError if the weight of a linear layer cannot be read.
 
     Args:
         stem: the layer's house name.
         leaves: its tensors by their names within it.
-        own_names: their names in the checkpoint.
+        stored_names: their names in the checkpoint.
         method: ``quant_method`` of the quantisation.
 
     Returns:
@@ -90,7 +90,7 @@ def check_linear(
     """
     held = [leaf for leaf in leaves if _WEIGHT.fullmatch(leaf)]
     if len(held) > 1:
-        raise CheckpointError(same_tensor(own_names[held[0]], own_names[held[1]]))
+        raise CheckpointError(same_tensor(stored_names[held[0]], stored_names[held[1]]))
     if not held:
         return None
     (weight,) = held
@@ -98,12 +98,13 @@ def check_linear(
     dtype = leaves[weight].dtype
     if dtype in FLOATS and scales:
         raise CheckpointError(
-            f"the tensor {own_names[weight]} holds {dtype}, but {own_names[scales[0]]} beside it "
-            "is the scale of a quantised weight; save the model as the quantisation wrote it."
+            f"the tensor {stored_names[weight]} holds {dtype}, but {stored_names[scales[0]]} "
+            "beside it is the scale of a quantised weight; save the model as the quantisation "
+            "wrote it."
         )
     if dtype == "I8" and scales and leaves[scales[0]].dtype not in FLOATS:
         raise CheckpointError(
-            f"the tensor {own_names[scales[0]]} holds {leaves[scales[0]].dtype}; expected "
+            f"the tensor {stored_names[scales[0]]} holds {leaves[scales[0]].dtype}; expected "
             f"{', '.join(FLOATS)}, as the scale of integers is."
         )
     missing = [] if dtype in FLOATS or scales else ["a scale (weight_scale or the like)"]
@@ -111,9 +112,9 @@ def check_linear(
         missing = [leaf for leaf in _BESIDE.get(method, ()) if leaf not in leaves] or missing
     if missing:
         raise CheckpointError(
-            f"the tensor {own_names[weight]} holds {dtype}, and the checkpoint lacks {missing[0]} "
-            f"of {stem}, without which its numbers mean nothing; save the model with all that the "
-            "quantisation wrote."
+            f"the tensor {stored_names[weight]} holds {dtype}, and the checkpoint lacks "
+            f"{missing[0]} of {stem}, without which its numbers mean nothing; save the model "
+            "with all that the quantisation wrote."
         )
     return weight
 
@@ -205,16 +206,18 @@ def check_entries(quantisation: Mapping[str, Any], modules: Mapping[str, str]) -
         modules: the checkpoint's names of linear layers, by their house names.
     """
     renamed = [
-        (own_name, house_name) for house_name, own_name in modules.items() if own_name != house_name
+        (stored_name, house_name)
+        for house_name, stored_name in modules.items()
+        if stored_name != house_name
     ]
     for entry in _entries(quantisation) if renamed else ():
-        for own_name, house_name in renamed:
-            if _matches(entry, own_name) != _matches(entry, house_name):
+        for stored_name, house_name in renamed:
+            if _matches(entry, stored_name) != _matches(entry, house_name):
                 raise CheckpointError(
                     f"quantization_config has the entry {entry!r}, which fits only one of "
-                    f"{own_name} and {house_name}, the checkpoint's and vLLM's names of one layer; "
-                    "convert the model to the house format before it is quantised, or quantise it "
-                    "by entries that fit both names, such as the class Linear."
+                    f"{stored_name} and {house_name}, the checkpoint's and vLLM's names of one "
+                    "layer; convert the model to the house format before it is quantised, or "
+                    "quantise it by entries that fit both names, such as the class Linear."
                 )
 
 

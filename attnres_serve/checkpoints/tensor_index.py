@@ -54,7 +54,7 @@ class TensorIndex:
     Attributes:
         base: the tensors that the family needs.
         stored: shape and type of every tensor.
-        own_names: every tensor's name in the checkpoint.
+        stored_names: every tensor's name in the checkpoint.
         format: the format of the checkpoint.
     """
 
@@ -75,7 +75,7 @@ class TensorIndex:
         """
         self.base, self._takes_house_names = base, takes_house_names
         self.stored: dict[str, Stored] = {}
-        self.own_names: dict[str, str] = {}
+        self.stored_names: dict[str, str] = {}
         self.format = checkpoint_format
         self._sites = {
             tensor_name(site, part, base.layout): (site, part)
@@ -91,23 +91,23 @@ class TensorIndex:
         """The house names of all weights, with site and part for those of a site."""
         return dict.fromkeys(self.base.needed) | self._sites
 
-    def weights_of(self, own_name: str) -> list[str]:
+    def weights_of(self, stored_name: str) -> list[str]:
         """The house names of the weights in a tensor; empty if its name is unknown.
 
         Args:
-            own_name: its name in the checkpoint.
+            stored_name: its name in the checkpoint.
 
         Raises:
             CheckpointError: its name is a buffer's, or has a wrapper's or another prefix.
         """
-        self._refuse_no_name(own_name)
-        if (held := self._held(own_name)) is not None:
+        self._refuse_no_name(stored_name)
+        if (held := self._held(stored_name)) is not None:
             return [*held.parts]
-        names = self._names_of(own_name)
-        weights = [names.rename(part) for part in names.fused_parts(own_name)]
+        names = self._names_of(stored_name)
+        weights = [names.rename(part) for part in names.fused_parts(stored_name)]
         if all(one in self.expected or self.base.is_known(one) for one in weights):
             return weights
-        self._refuse_prefix(own_name)
+        self._refuse_prefix(stored_name)
         return []
 
     def shapes_of(self, name: str) -> tuple[Shape, ...]:
@@ -120,14 +120,14 @@ class TensorIndex:
             hidden, sources = self.base.config["hidden_size"], self._sources.get(site[0])
             return part_shapes(site[1], hidden, sources)
         shape = self.base.needed[name]
-        count = len(self.format.fused_parts(self.format.own_name(name)))
+        count = len(self.format.fused_parts(self.format.stored_name(name)))
         return (shape if count == 1 else (count * shape[0], *shape[1:]),)
 
-    def take(self, own_name: str, stored: Stored) -> dict[str, tuple[int, str] | None]:
+    def take(self, stored_name: str, stored: Stored) -> dict[str, tuple[int, str] | None]:
         """Enter a tensor and check it.
 
         Args:
-            own_name: its name in the checkpoint.
+            stored_name: its name in the checkpoint.
             stored: its shape and type.
 
         Returns:
@@ -139,16 +139,16 @@ class TensorIndex:
             CheckpointError: it is left over, has a wrong shape or an unsupported type, or is a
                 second tensor for the same weight.
         """
-        names = self.enter(own_name, stored)
+        names = self.enter(stored_name, stored)
         for name in names:
             self.check(name)
         return {name: self._sites.get(name) for name in names}
 
-    def enter(self, own_name: str, stored: Stored) -> list[str]:
+    def enter(self, stored_name: str, stored: Stored) -> list[str]:
         """Enter a tensor after checking only its name and that it is not quantised.
 
         Args:
-            own_name: its name in the checkpoint.
+            stored_name: its name in the checkpoint.
             stored: its shape and type.
 
         Returns:
@@ -159,13 +159,13 @@ class TensorIndex:
                 equal, its type is unsupported, it is a second tensor for the same weight, an
                 AttnRes tensor without a site, or packs experts in an unknown way.
         """
-        self._refuse_no_name(own_name)
+        self._refuse_no_name(stored_name)
         if not self.base.quantisation:
-            check_dtype(own_name, stored.dtype)
+            check_dtype(stored_name, stored.dtype)
         names = []
-        for name, part, shape in self._parts(own_name, stored.shape):
-            if name in self.own_names:
-                raise CheckpointError(same_tensor(self.own_names[name], part))
+        for name, part, shape in self._parts(stored_name, stored.shape):
+            if name in self.stored_names:
+                raise CheckpointError(same_tensor(self.stored_names[name], part))
             is_known = name in self._sites or is_draft(name, self.base.config)
             if not is_known and LOOKS_LIKE_ATTNRES.search(name):
                 self._refuse_prefix(part)
@@ -174,73 +174,75 @@ class TensorIndex:
                     "configuration has no site; the configuration and the weights do not belong "
                     "together."
                 )
-            self.stored[name], self.own_names[name] = Stored(shape, stored.dtype), part
+            self.stored[name], self.stored_names[name] = Stored(shape, stored.dtype), part
             names.append(name)
         return names
 
-    def _parts(self, own_name: str, shape: Shape) -> Iterator[tuple[str, str, Shape]]:
-        """The parts of a tensor: house name, own name, shape."""
-        if (held := self._held(own_name)) is not None:
-            check_shape(own_name, shape, held.shape)
-            yield from ((name, own_name, part) for name, part in held.parts.items())
+    def _parts(self, stored_name: str, shape: Shape) -> Iterator[tuple[str, str, Shape]]:
+        """The parts of a tensor: house name, stored name, shape."""
+        if (held := self._held(stored_name)) is not None:
+            check_shape(stored_name, shape, held.shape)
+            yield from ((name, stored_name, part) for name, part in held.parts.items())
             return
-        names = self._names_of(own_name)
-        for part, its_shape in parts_of(names, own_name, shape).items():
+        names = self._names_of(stored_name)
+        for part, its_shape in parts_of(names, stored_name, shape).items():
             yield names.rename(part), part, its_shape
 
-    def _held(self, own_name: str) -> Held | None:
-        name = self._names_of(own_name).rename(own_name)
-        return None if name in self._sites else self.base.held(own_name, name)
+    def _held(self, stored_name: str) -> Held | None:
+        name = self._names_of(stored_name).rename(stored_name)
+        return None if name in self._sites else self.base.held(stored_name, name)
 
-    def _names_of(self, own_name: str) -> Format:
+    def _names_of(self, stored_name: str) -> Format:
         """The format of a tensor's name.
 
         A name in both the house format and the checkpoint's format means the same in both.
         """
         is_of_house = (
-            own_name in self._sites or own_name in self.base.needed or experts.is_packed(own_name)
+            stored_name in self._sites
+            or stored_name in self.base.needed
+            or experts.is_packed(stored_name)
         )
         return house.FORMAT if self._takes_house_names and is_of_house else self.format
 
-    def pieces(self, own_name: str, tensor: "Tensor") -> Iterator[tuple[str, "Tensor"]]:
+    def pieces(self, stored_name: str, tensor: "Tensor") -> Iterator[tuple[str, "Tensor"]]:
         """The parts of a tensor by their house names, in the order of ``take``.
 
         Args:
-            own_name: its name in the checkpoint.
-            tensor: the tensor, with the shape given to ``take``.
+            stored_name: its name in the checkpoint.
+            tensor: the tensor, of the shape that ``take`` got.
         """
-        if (held := self._held(own_name)) is not None:
+        if (held := self._held(stored_name)) is not None:
             unpacked = held.unpack(tensor)
             yield from ((name, unpacked[name]) for name in held.parts)
             return
-        names = self._names_of(own_name)
-        parts = parts_of(names, own_name, tuple(tensor.shape))
+        names = self._names_of(stored_name)
+        parts = parts_of(names, stored_name, tuple(tensor.shape))
         yield from zip(map(names.rename, parts), cut(tensor, len(parts)), strict=True)
 
-    def _refuse_no_name(self, own_name: str) -> None:
+    def _refuse_no_name(self, stored_name: str) -> None:
         """Raise CheckpointError for a name with a wrapper's prefix, or the name of a buffer."""
-        if match := WRAPPER.search(own_name):
+        if match := WRAPPER.search(stored_name):
             prefix = match["prefix"]
             raise CheckpointError(
-                f"the tensor {own_name} has {prefix!r} in its name, of a wrapper "
+                f"the tensor {stored_name} has {prefix!r} in its name, of a wrapper "
                 f"({WRAPPERS[prefix]}) and not of the model; save the model that is wrapped, or "
                 "take it out of every name: "
                 f"{{name.replace({prefix!r}, ''): tensor for name, tensor in state.items()}}."
             )
-        if BUFFER.search(own_name) and self.format.rename(own_name) not in self.base.needed:
+        if BUFFER.search(stored_name) and self.format.rename(stored_name) not in self.base.needed:
             raise CheckpointError(
-                f"the tensor {own_name} is a buffer (a mask or a rotary table), which is made anew "
-                "and is no weight; remove it from the file."
+                f"the tensor {stored_name} is a buffer (a mask or a rotary table), which is made "
+                "anew and is no weight; remove it from the file."
             )
 
-    def _refuse_prefix(self, own_name: str) -> None:
+    def _refuse_prefix(self, stored_name: str) -> None:
         """Raise CheckpointError if a name without a prefix belongs to a site."""
-        for dot in re.finditer(r"\.", own_name):
-            prefix, rest = own_name[: dot.end()], own_name[dot.end() :]
+        for dot in re.finditer(r"\.", stored_name):
+            prefix, rest = stored_name[: dot.end()], stored_name[dot.end() :]
             if self.format.rename(rest) in self._sites:
                 raise CheckpointError(
-                    f"the tensor {own_name} is {rest} with {prefix!r} before its name, of a module "
-                    "around the model; save that model alone, or take it out of every name: "
+                    f"the tensor {stored_name} is {rest} with {prefix!r} before its name, of a "
+                    "module around the model; save that model alone, or take it out of every name: "
                     f"{{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}, "
                     f"or `{COMMAND} {OPTION} '{prefix}*=*'`."
                 )
@@ -254,11 +256,13 @@ class TensorIndex:
         Raises:
             CheckpointError: it is left over, or has a wrong shape or an unsupported type.
         """
-        own_name, stored = self.own_names[name], self.stored[name]
+        stored_name, stored = self.stored_names[name], self.stored[name]
         if name in self._sites:
-            check_part(own_name, stored, *self._sites[name], self.base.layout, self.shapes_of(name))
+            check_part(
+                stored_name, stored, *self._sites[name], self.base.layout, self.shapes_of(name)
+            )
         else:
-            self.base.check(name, own_name, stored)
+            self.base.check(name, stored_name, stored)
 
     def close(self, here: Callable[[str], bool] = lambda name: True) -> None:
         """Check that all tensors of the model have been entered.
@@ -280,7 +284,7 @@ class TensorIndex:
                     "model with all of them."
                 )
             self.check(name)
-        self.base.check_whole(self.stored, self.own_names, here)
+        self.base.check_whole(self.stored, self.stored_names, here)
 
     def has_telling_values(self, name: str) -> bool:
         """Whether values, not only name and shape, decide if a tensor fits config.json.
@@ -311,9 +315,9 @@ class TensorIndex:
             self._tied[name] = tensor.to("cpu", copy=not self._tied)
             check_tied(self._tied)
         elif self.base.is_spare_bias(name):
-            check_spare_bias(self.own_names[name], tensor)
+            check_spare_bias(self.stored_names[name], tensor)
         elif self._is_source_bias(name) and bool((tensor <= MASKED).all()):
             raise CheckpointError(
-                f"{self.own_names[name]} leaves out every source of a site, as all its numbers are "
-                f"{MASKED:g}; expected another one for a source that is read."
+                f"{self.stored_names[name]} leaves out every source of a site, as all its numbers "
+                f"are {MASKED:g}; expected another one for a source that is read."
             )

@@ -53,12 +53,12 @@ class Stated(NamedTuple):
     Attributes:
         name: with its module, if that is a file of the checkpoint.
         where: the file and the key.
-        is_own: whether it is code of the checkpoint.
+        is_custom: whether its code is in the checkpoint.
     """
 
     name: str
     where: str
-    is_own: bool
+    is_custom: bool
 
 
 def reading(folder: Path, runs_code: bool = False) -> Reading:
@@ -73,7 +73,7 @@ def reading(folder: Path, runs_code: bool = False) -> Reading:
     """
     stated = _stated(folder)
     has_fast = (folder / FAST).is_file()
-    if stated is None or not stated.is_own:
+    if stated is None or not stated.is_custom:
         return _of_transformers(folder, stated, has_fast)
     code = _code(folder, stated.name)
     if runs_code and code is not None:
@@ -124,9 +124,9 @@ def _stated(folder: Path) -> Stated | None:
     for name, content in files:
         if isinstance(class_name := content.get("tokenizer_class"), str) and class_name:
             # With a tokenizer.json, transformers reads that file for an unknown class name.
-            is_own = not (folder / FAST).is_file() and not _is_known(class_name)
-            is_own = is_own and not (folder / TEKKEN).is_file()
-            return Stated(class_name, f"tokenizer_class of {name}", is_own)
+            is_custom = not (folder / FAST).is_file() and not _is_known(class_name)
+            is_custom = is_custom and not (folder / TEKKEN).is_file()
+            return Stated(class_name, f"tokenizer_class of {name}", is_custom)
     return None
 
 

@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
         status = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # as `| head` leaves it
-        if arguments[:1] == ["serve"]:  # vLLM's own affair
+        if arguments[:1] == ["serve"]:  # vLLM handles it
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
         return 128 + signal.SIGPIPE
@@ -225,8 +225,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     if arguments[:1] in ([], ["help"]):
         arguments = [*arguments[1:2], "--help"]
-    # The checkpoint is taken out by its place: argparse would take the value of a flag of vLLM's,
-    # which it does not know, for it.
+    # Take the checkpoint out by its place: argparse does not know vLLM's flags and would take the
+    # value of one for the checkpoint.
     checkpoint, command = None, list(arguments)
     by_place = arguments[:1] in (["serve"], ["bench"], ["inspect"])
     if by_place and len(arguments) > 1 and not arguments[1].startswith("-"):
@@ -238,45 +238,45 @@ def _run(arguments: list[str]) -> int:
         _say(problem)
         return 2
     serves = arguments[0] == "serve" and not {"-h", "--help"} & {*arguments}
-    own, others = parser.parse_known_args(["serve"] if serves else arguments)
-    if others and own.command not in ("serve", "bench", "inspect"):
-        names = {word for flag in _flags(own.command, parser) for word in flag.spellings}
-        _say(flags.unknown_words(others, names, f"{own.command} --help"))
+    options, others = parser.parse_known_args(["serve"] if serves else arguments)
+    if others and options.command not in ("serve", "bench", "inspect"):
+        names = {word for flag in _flags(options.command, parser) for word in flag.spellings}
+        _say(flags.unknown_arguments(others, names, f"{options.command} --help"))
         return 2
     try:
-        if own.command in ("serve", "verify", "bench", "inspect"):  # they start engines
+        if options.command in ("serve", "verify", "bench", "inspect"):  # they start engines
             environment.make_usable()
-        if own.command == "serve":
+        if options.command == "serve":
             ours = reading.ours(launcher.add_arguments)
-            asked = vllm_arguments.of_serve(checkpoint, arguments[1:], ours, os.environ)
-            with asked.placed():
-                launcher.serve(asked)
-        elif own.command == "check":
-            check.check(own.checkpoint, own.json)
-        elif own.command == "verify":
-            with output.libraries_hidden("verify", own.verbose):
-                return verify.run(own)
-        elif own.command == "bench":
+            served = vllm_arguments.of_serve(checkpoint, arguments[1:], ours, os.environ)
+            with served.placed():
+                launcher.serve(served)
+        elif options.command == "check":
+            check.check(options.checkpoint, options.json)
+        elif options.command == "verify":
+            with output.libraries_hidden("verify", options.verbose):
+                return verify.run(options)
+        elif options.command == "bench":
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # as of convert
-            with output.libraries_hidden("bench", own.verbose):
-                return bench.run(checkpoint, own, others, command)
-        elif own.command == "inspect":
+            with output.libraries_hidden("bench", options.verbose):
+                return bench.run(checkpoint, options, others, command)
+        elif options.command == "inspect":
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             ours = reading.ours(launcher.add_arguments)
             names = names_of(inspect.add_arguments)
             vllm_arguments.of_serve(checkpoint, others, ours, None, names)
-            with output.libraries_hidden("inspect", own.verbose):
-                return inspect.run(checkpoint, own, others)
+            with output.libraries_hidden("inspect", options.verbose):
+                return inspect.run(checkpoint, options, others)
         else:
-            _convert(own)
+            _convert(options)
     except (CheckpointError, SettingError) as error:
-        if own.command == "serve" and events.is_heard():
+        if options.command == "serve" and events.is_heard():
             events.tell("refused", reason=sentences.for_terminal(str(error)))
         else:
             _say(error)
-        return 1 if own.command == "check" else 2
+        return 1 if options.command == "check" else 2
     except ModuleNotFoundError as error:
-        if own.command == "serve":  # vLLM's own affair
+        if options.command == "serve":  # vLLM handles it
             raise
         print(
             f"attnres-serve: {error.name} is not installed; install vLLM, or attnres-serve with "
@@ -302,17 +302,17 @@ def _flags(command: str, parser: argparse.ArgumentParser) -> list[Flag]:
 
 def _wrong_value(arguments: list[str], parser: argparse.ArgumentParser) -> str | None:
     """The sentence that refuses a value of a flag of ours; `serve` reads its flags itself."""
-    command, *words = arguments
+    command, *values = arguments
     if command != "serve" and not command.startswith("-"):
         try:
-            flags.check(words, _flags(command, parser))
+            flags.check(values, _flags(command, parser))
         except SettingError as error:
             return str(error)
     return None
 
 
 def _no_command(word: str, parser: argparse.ArgumentParser) -> str | None:
-    """The sentence that refuses a word in the place of a command; None for one, and for a flag."""
+    """The sentence that refuses an unknown command; None for a command or a flag."""
     commands = _commands(parser)
     if word.startswith("-") or word in commands:
         return None
@@ -345,15 +345,24 @@ def _say(sentence: object) -> None:
     print(f"attnres-serve: {sentences.for_terminal(str(sentence))}", file=sys.stderr)
 
 
-def _convert(own: argparse.Namespace) -> None:
-    if own.add_zero_queries and own.block_size is None:
+def _convert(options: argparse.Namespace) -> None:
+    if options.add_zero_queries and options.block_size is None:
         raise SettingError(
             "--add-zero-queries needs --block-size S (in sublayers; 1 is Full AttnRes)."
         )
     from attnres_serve.checkpoints.convert.command import convert  # imports torch
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it leaves nothing behind
-    added, stated = (own.block_size, None) if own.add_zero_queries else (None, own.block_size)
+    added, stated = (
+        (options.block_size, None) if options.add_zero_queries else (None, options.block_size)
+    )
     convert(
-        own.source, own.target, own.to == "house", added, own.dry_run, stated, own.rename, own.edit
+        options.source,
+        options.target,
+        options.to == "house",
+        added,
+        options.dry_run,
+        stated,
+        options.rename,
+        options.edit,
     )

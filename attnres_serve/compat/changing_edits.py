@@ -21,23 +21,23 @@ _SERVED, _MARK = "attn_res_served_edits", "attn_res_edits_mark"  # of an engine
 
 
 def check_start(vllm_config: Any) -> None:
-    """Raise SettingError for an engine whose edits are to change and cannot."""
+    """Raise SettingError for an engine whose edits shall change but cannot."""
     if not settings.edits_change(vllm_config.additional_config):
         return
-    found = replaced_weights.fixed(vllm_config)
-    if found is None and not engine_config.has_worker_extension(vllm_config):
-        found = "whose workers have another extension by --worker-extension-cls"
-    if found is not None:
+    problem = replaced_weights.fixed(vllm_config)
+    if problem is None and not engine_config.has_worker_extension(vllm_config):
+        problem = "whose workers have another extension by --worker-extension-cls"
+    if problem is not None:
         raise SettingError(
-            f"edits cannot change in a running engine {found}; leave out {FLAG}, or --importance, "
-            "which needs it."
+            f"edits cannot change in a running engine {problem}; leave out {FLAG}, or "
+            "--importance, which needs it."
         )
 
 
 def served(engine: Any) -> list[Edit]:
-    """The edits of an engine, by its client."""
-    found: list[Edit] | None = getattr(engine, _SERVED, None)
-    return (settings.edits(engine.vllm_config.additional_config) or []) if found is None else found
+    """The edits of the engine behind a client."""
+    edits: list[Edit] | None = getattr(engine, _SERVED, None)
+    return (settings.edits(engine.vllm_config.additional_config) or []) if edits is None else edits
 
 
 async def change(engine: Any, edits: list[Edit]) -> None:
@@ -73,7 +73,7 @@ async def _exchange(engine: Any, edits: list[Edit]) -> tuple[str | None, str | N
 
 
 async def _ask(engine: Any, edits: list[Edit]) -> str | None:
-    """What a worker found to be wrong; None where all of them have the edits."""
+    """The first problem of a worker; None if all of them have the edits."""
     try:
         sent = static_edits.to_json(edits)
         answers = await engine.collective_rpc("attn_res_change_edits", args=(sent,))
@@ -82,9 +82,9 @@ async def _ask(engine: Any, edits: list[Edit]) -> str | None:
     return next((answer for answer in answers if answer is not None), None)
 
 
-def _marking(own: Any) -> Any:
+def _marking(update: Any) -> Any:
     async def update_weight_version(self, new_version):
-        await own(self, new_version + getattr(self, _MARK, ""))
+        await update(self, new_version + getattr(self, _MARK, ""))
 
     return update_weight_version
 

@@ -18,7 +18,7 @@ from attnres_serve.lora.refusals import REMEDY
 LINEAR_SINCE = (0, 32)
 WITHOUT_DRAFTS = (0, 30)  # on a CPU
 CACHES = {"a KV cache": footprint.cached_layers, "a recurrent state": footprint.convolved_layers}
-# Of --load-format: whose tensors go through the model's own ``load_weights``.
+# Values of --load-format whose tensors go through the model's ``load_weights``.
 LOADING = ("auto", "safetensors", "fastsafetensors", "hf", "pt", "npcache", "runai_streamer")
 STAGES = (
     "set VLLM_PP_LAYER_PARTITION so that each stage has one, or a smaller --pipeline-parallel-size."

@@ -1,7 +1,7 @@
 """Tokens of an HTTP request, counted where the engine answers, and the weights that they are of.
 
-Here, too, the ids of prompt and answer are told to whoever listens, when an answer has ended.
-So they are exact for streams, for several prompts and answers, and without a usage in the answer.
+So counts are exact for streams, for several prompts and answers, and without a usage in the answer.
+When an answer has ended, a listener also gets the ids of its prompt and answer.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -15,10 +15,10 @@ from attnres_serve.compat.patch import Patch
 
 @dataclass
 class TokenCounts:
-    """What a request gave to the engine, and what came back.
+    """Tokens that a request sent to the engine, and those that came back.
 
     Attributes:
-        prompt: tokens of its prompts; None as long as it has asked nothing.
+        prompt: tokens of its prompts; None before its first request to the engine.
         answer: tokens of its answers so far.
         uncounted: answers of which ``answer`` lacks tokens, or has more than the client's.
         versions: of the weights that computed the answers which have ended, in order; none before
@@ -45,7 +45,7 @@ def begin() -> TokenCounts:
 
 
 def current() -> TokenCounts:
-    """The counts of this task's request, which begin here if nobody asked for them before."""
+    """The counts of this task's request, which begin here unless they have begun."""
     return _counts.get() or begin()
 
 
@@ -57,9 +57,9 @@ def count(client) -> None:
 def _counting(generate: Callable[..., AsyncGenerator[Any, None]]) -> Any:
     def generate_and_count(prompt, sampling_params, request_id, **options):
         answers = generate(prompt, sampling_params, request_id, **options)
-        # Not our own, of embeddings, which have no ids, or one token of a beam search.
+        # Not our requests, embeddings (without ids) or single tokens of a beam search.
         has_ids = not (isinstance(prompt, dict) and "prompt_embeds" in prompt)
-        is_part = "-beam-" in request_id  # one request of the client's is many of the engine's
+        is_part = "-beam-" in request_id  # one request of a client is many of the engine
         is_whole = not (request_id.startswith("attn-res-") or is_part)
         take = listener() if listener is not None and has_ids and is_whole else None
         counts = _counts.get()

@@ -32,7 +32,7 @@ def most(vllm_config) -> int:
     return max(divided - 1, -(-tokens // vllm_config.parallel_config.tensor_parallel_size))
 
 
-def own_rows(x: Any) -> Any:
+def local_rows(x: Any) -> Any:
     """A copy of this worker's rows of ``x [T, ...]``, which all workers have."""
     group = _group()
     count = -(-len(x) // group.world_size)
@@ -43,7 +43,7 @@ def own_rows(x: Any) -> Any:
     return rows_here
 
 
-def own_rows_of_sum(x: Any) -> Any:
+def local_rows_of_sum(x: Any) -> Any:
     """This worker's rows of the sum of the workers' ``x [T, d]``."""
     import torch
 

@@ -1,7 +1,7 @@
 """Edits of depth attention: what a request says, and the same by numbers of sites and sources.
 
 An edit acts on the logits of a site's sources, before their softmax.  So edits of one site and
-token are applied one after the other, in the order in which they are given.
+token are applied one after the other, in the order of the request.
 """
 
 from collections import defaultdict
@@ -135,8 +135,8 @@ def resolve(
     """The edits by numbers.
 
     Args:
-        edits: as they are asked for.
-        sites: those of the model, the final one also where it does not mix.
+        edits: as a request has them.
+        sites: those of the model, the final one even if it does not mix.
         length: the most tokens that the sequence may have.
         hidden: numbers of a vector; None where nothing can be replaced.
 
@@ -144,15 +144,15 @@ def resolve(
         SettingError: an edit is impossible; the sentence names it.
     """
     table = _Table(sites)
-    found = [_resolve(edit, f"edits[{at}]", table, length) for at, edit in enumerate(edits)]
+    resolved = [_resolve(edit, f"edits[{at}]", table, length) for at, edit in enumerate(edits)]
     for at, edit in enumerate(edits):
         if edit.replace is not None:
-            tokens = sum(end - begin for begin, end in found[at].runs)
-            given = replacing.vectors(edit.replace, f"edits[{at}].replace", tokens, hidden)
-            found[at] = found[at]._replace(vectors=given)
-    _require_few_changes(found, len(table.mixing), length)
-    _require_a_source(found, table, length)
-    return found
+            tokens = sum(end - begin for begin, end in resolved[at].runs)
+            vectors = replacing.vectors(edit.replace, f"edits[{at}].replace", tokens, hidden)
+            resolved[at] = resolved[at]._replace(vectors=vectors)
+    _require_few_changes(resolved, len(table.mixing), length)
+    _require_a_source(resolved, table, length)
+    return resolved
 
 
 class _Table:
@@ -173,7 +173,7 @@ class _Table:
 
 
 def _resolve(edit: Edit, name: str, table: _Table, length: int) -> Resolved:
-    # Before all else: what else an edit needs can be told of a site that there is.
+    # First, because the other checks need sites that exist.
     named = None if edit.sites is None else _sites(edit.sites, name, table)
     runs = _runs(positions(edit.tokens, length, f"{name}.tokens: "))
     if not runs:
@@ -221,8 +221,8 @@ def _values(edit: Edit, name: str) -> list[float]:
 
 
 def _possible(edit: Edit, table: _Table) -> list[tuple[Site, list[int]]]:
-    """The sites at which an edit is possible that names none, with the numbers of its sources."""
-    found = []
+    """Sites at which an edit without sites is possible, with the numbers of its sources."""
+    possible = []
     for site in table.mixing:
         names = table.numbers[site.index]
         named = names if edit.sources is None else edit.sources
@@ -232,16 +232,16 @@ def _possible(edit: Edit, table: _Table) -> list[tuple[Site, list[int]]]:
             whole &= len(columns) == len(edit.weights)
         enough = len(columns) > 0 if edit.kind in EACH else whole
         if enough and not (edit.kind == "mask" and len(columns) == len(names)):
-            found.append((site, columns))
-    return found
+            possible.append((site, columns))
+    return possible
 
 
-def _sites(wanted: Sequence[int | str], name: str, table: _Table) -> list[Site]:
+def _sites(requested: Sequence[int | str], name: str, table: _Table) -> list[Site]:
     """The sites that an edit names, in their order."""
-    if not wanted:
+    if not requested:
         raise SettingError(f"{name}.sites is empty; name a site, or leave it out for all.")
     chosen: dict[int, Site] = {}
-    for one in dict.fromkeys(wanted):
+    for one in dict.fromkeys(requested):
         if one not in table.named:
             kinds = dict.fromkeys(site.kind for site in table.sites)
             raise SettingError(
@@ -280,7 +280,7 @@ def _listed(sources: list[str] | None) -> str:
 
 
 def positions(tokens: Any, length: int, name: str = "") -> list[int]:
-    """The positions that were asked for, ascending, in a sequence that ends as late as it may.
+    """The requested positions, ascending, in a sequence of the greatest length.
 
     Args:
         tokens: a list, a ``TokenRange``, or None for all.
@@ -333,7 +333,7 @@ def mask(runs: Sequence[Sequence[int]], length: int) -> np.ndarray:
 
 
 def _require_few_changes(edits: list[Resolved], mixing: int, length: int) -> None:
-    """Refuse edits whose work is out of proportion to the replay's own."""
+    """Refuse edits that take far more work than the replay itself."""
     changes = sum(len(edit.sites) * sum(end - at for at, end in edit.runs) for edit in edits)
     limit = max(CHANGES, WHOLE * mixing * length)
     if changes > limit:

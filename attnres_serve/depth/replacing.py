@@ -18,17 +18,17 @@ def vectors(text: str, name: str, tokens: int, hidden: int | None) -> bytes:
     if hidden is None:
         raise SettingError(f"{name} is for traces: its vectors are of the tokens of one sequence.")
     try:
-        found = np.frombuffer(base64.b64decode(text, validate=True), "<f4")
+        numbers = np.frombuffer(base64.b64decode(text, validate=True), "<f4")
     except ValueError:
         raise SettingError(f"{name} cannot be read; expected base64 of float32 numbers.") from None
-    if found.size not in (hidden, tokens * hidden):
+    if numbers.size not in (hidden, tokens * hidden):
         raise SettingError(
-            f"{name} has {found.size} numbers; expected the {hidden} of one vector, or "
+            f"{name} has {numbers.size} numbers; expected the {hidden} of one vector, or "
             f"{tokens} x {hidden}, one for each of its tokens."
         )
-    if not (np.abs(found) <= LARGEST).all():
+    if not (np.abs(numbers) <= LARGEST).all():
         raise SettingError(
             f"{name} has a number that is not finite or is beyond {LARGEST:.0e}; expected vectors "
             "like the model's own."
         )
-    return found.tobytes()
+    return numbers.tobytes()

@@ -1,7 +1,7 @@
-"""Edits that hold for every token: of a site, another query and a bias for each source.
+"""Edits of every token: another query of a site, and a bias for each source.
 
-An edit acts on the logits of a site's sources.  One that does so at every token alike makes of each
-logit ``factor * logit + bias[source]``: the factor can be multiplied into the site's query and its
+An edit acts on the logits of a site's sources.  If it acts alike at every token, each logit becomes
+``factor * logit + bias[source]``: the factor can be multiplied into the site's query and its
 learned bias.
 """
 
@@ -30,8 +30,8 @@ class SiteEdit(NamedTuple):
         factor: of the logits, the learned bias among them; 0 where edits give the weights.
         bias: one number for each source, in the order of ``Site.sources``; ``MASKED`` for a source
             that is not read.
-        gives: whether the bias alone gives the weights: also to a source that the model's own bias
-            masks, which otherwise stays masked.
+        gives: whether the bias alone gives the weights, even to a source that the model's bias
+            masks; otherwise such a source stays masked.
     """
 
     factor: float
@@ -61,19 +61,19 @@ def of_sites(
                 "out, or ask for a trace with this edit."
             )
     all_sites = sites(spec)
-    found = [
+    edits_of_sites = [
         (f"edits[{at}]", all_sites[index], one, columns)
         for at, one in enumerate(of_tokens.resolve(edits, all_sites, length=1))
         for index, columns in one.sites
     ]
-    for name, site, one, columns in found:
+    for name, site, one, columns in edits_of_sites:
         if one.kind == "scale" and len(columns) < site.num_sources:
             raise SettingError(
                 f"{name} scales {len(columns)} of the {site.num_sources} sources of site "
                 f"{site.index} ({site.name}), and an edit of a model scales all of them; leave "
                 "`sources` out, or ask for a trace with this edit."
             )
-    return found
+    return edits_of_sites
 
 
 def resolve(edits: Sequence[Edit], spec: AttnResSpec | None) -> dict[int, SiteEdit]:
@@ -82,17 +82,17 @@ def resolve(edits: Sequence[Edit], spec: AttnResSpec | None) -> dict[int, SiteEd
     Raises:
         SettingError: as ``of_sites``, or factors are too large.
     """
-    found: dict[int, SiteEdit] = {}
+    site_edits: dict[int, SiteEdit] = {}
     for name, site, one, columns in of_sites(edits, spec):
-        before = found.get(site.index, SiteEdit(1.0, (0.0,) * site.num_sources))
-        after = found[site.index] = _edited(before, one, columns)
+        before = site_edits.get(site.index, SiteEdit(1.0, (0.0,) * site.num_sources))
+        after = site_edits[site.index] = _edited(before, one, columns)
         unmasked = (number for number in after.bias if number != MASKED)
         if max(abs(after.factor), *(abs(number) / 100 for number in unmasked)) > MOST_FACTOR:
             raise SettingError(
                 f"{name} scales site {site.index} ({site.name}) by more than {MOST_FACTOR:.0f} "
                 "together with the edits before it; give smaller factors."
             )
-    return found
+    return site_edits
 
 
 def _edited(before: SiteEdit, edit: Resolved, columns: list[int]) -> SiteEdit:
@@ -104,8 +104,8 @@ def _edited(before: SiteEdit, edit: Resolved, columns: list[int]) -> SiteEdit:
         masked = (MASKED if at in columns else one for at, one in enumerate(before.bias))
         return before._replace(bias=tuple(masked))
     shares = dict(zip(columns, edit.values or [1.0] * len(columns), strict=True))
-    given = (shares.get(at, 0.0) for at in range(len(before.bias)))
-    return SiteEdit(0.0, tuple(log(share) if share else MASKED for share in given), gives=True)
+    weights = (shares.get(at, 0.0) for at in range(len(before.bias)))
+    return SiteEdit(0.0, tuple(log(share) if share else MASKED for share in weights), gives=True)
 
 
 def from_json(content: Any, name: str) -> list[Edit]:
@@ -113,15 +113,15 @@ def from_json(content: Any, name: str) -> list[Edit]:
     try:
         edits = _LIST.validate_python(content)
     except ValidationError as error:
-        found = mistakes.first(error.errors(), content)
-        raise SettingError(f"{name}{found.field}{found.reason}.") from None
+        mistake = mistakes.first(error.errors(), content)
+        raise SettingError(f"{name}{mistake.field}{mistake.reason}.") from None
     if len(edits) > MOST:
         raise SettingError(f"{name} has {len(edits)} edits; expected at most {MOST}.")
     return edits
 
 
 def to_json(edits: Sequence[Edit]) -> list[dict[str, Any]]:
-    """What ``from_json`` reads, without the fields that are not given."""
+    """What ``from_json`` reads, without the fields that are None."""
     return [edit.model_dump(exclude_none=True) for edit in edits]
 
 

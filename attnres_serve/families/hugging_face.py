@@ -53,7 +53,7 @@ def family(
     """A family by its Hugging Face class.
 
     Args:
-        name: the key in ``FAMILIES``, also the model type unless ``hf`` is given.
+        name: the key in ``FAMILIES``, also the model type if ``hf`` is None.
         norms: the norms before the sublayers of a layer, attention first; one if a layer has
             one sublayer.
         stated: the keys that config.json must state, whole numbers.

@@ -1,4 +1,4 @@
-"""Checkpoint formats: one file for each, found by itself, with a ``FORMAT`` in it."""
+"""Checkpoint formats: one file for each, with a ``FORMAT`` by which it is discovered."""
 
 import importlib
 import pkgutil

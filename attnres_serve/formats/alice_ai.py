@@ -30,7 +30,7 @@ _NAMES = Prefixes(
     ("model.layers.#.mlp_res_norm_weight", "model.layers.#.mlp_res_norm.weight"),
     ("model.layers.#.linear_attn.a_log_bias", "model.layers.#.linear_attn.A_log"),
 )
-rename, own_name = _NAMES.rename, _NAMES.own_name
+rename, stored_name = _NAMES.rename, _NAMES.stored_name
 
 
 def matches(config: dict[str, Any]) -> bool:
@@ -55,5 +55,5 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
 
 
 FORMAT = Format(
-    NAME, BLOCKS, matches, translate, rename, own_name, lacks_first_site=True, native=NATIVE
+    NAME, BLOCKS, matches, translate, rename, stored_name, lacks_first_site=True, native=NATIVE
 )

@@ -49,7 +49,7 @@ _NAMES = Prefixes(
         for format_leaf, leaf in _LEAVES.items()
     ),
 )
-rename, own_name = _NAMES.rename, _NAMES.own_name
+rename, stored_name = _NAMES.rename, _NAMES.stored_name
 
 
 def matches(config: dict[str, Any]) -> bool:
@@ -122,4 +122,4 @@ def _starts(layout: Layout, size: int) -> tuple[int, ...]:
     return (*starts, layout.num_sublayers) if ends_with_a_block else starts
 
 
-FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name)
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, stored_name)

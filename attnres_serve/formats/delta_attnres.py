@@ -18,7 +18,7 @@ BLOCKS = attnres_mode.BLOCKS
 matches = partial(attnres_mode.matches, model_types=("qwen3_attnres", "llama_attnres"))
 translate = partial(attnres_mode.translate, name=NAME)
 _NAMES = Prefixes(attnres_mode.QUERIES, ("model.final_res_", "model.output_attn_res_"))
-rename, own_name = _NAMES.rename, _NAMES.own_name
+rename, stored_name = _NAMES.rename, _NAMES.stored_name
 
 
-FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name, mark=MARK, distinct_key=KEY)
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, stored_name, mark=MARK, distinct_key=KEY)

@@ -53,7 +53,7 @@ _NAMES = Prefixes(
     ("model.layers.#.attn.g_proj.1.", "model.layers.#.self_attn.g_b_proj."),
     ("model.layers.#.attn.", "model.layers.#.self_attn."),
 )
-rename, own_name = _NAMES.rename, _NAMES.own_name
+rename, stored_name = _NAMES.rename, _NAMES.stored_name
 
 
 def matches(config: dict[str, Any]) -> bool:
@@ -70,4 +70,4 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
     return CLASSES[config["model_type"]].translate(config, NAME)
 
 
-FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name, layer_names_of="FLA")
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, stored_name, layer_names_of="FLA")

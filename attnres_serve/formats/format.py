@@ -35,7 +35,7 @@ class Format:
         translate: the family, its Hugging Face config and the AttnRes specification of a
             config.json; it raises CheckpointError for AttnRes that cannot be served exactly.
         rename: a tensor's name in the house format: the family's names plus Kimi's.
-        own_name: the name in this format of the tensor that holds a weight, by its house name.
+        stored_name: the name in this format of the tensor that holds a weight, by its house name.
         fused_parts: names, for ``rename``, of the equal parts that a tensor holds one after the
             other along dimension 0; the name itself for a tensor that is not fused.
         mark: a pattern of tensor names that only this one has, of formats that match the same
@@ -52,7 +52,7 @@ class Format:
     matches: Callable[[dict[str, Any]], bool]
     translate: Callable[[dict[str, Any]], ParsedConfig]
     rename: Callable[[str], str]
-    own_name: Callable[[str], str]
+    stored_name: Callable[[str], str]
     fused_parts: Callable[[str], Sequence[str]] = lambda name: (name,)
     mark: Pattern[str] | None = None
     distinct_key: str | None = None

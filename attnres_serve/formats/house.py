@@ -74,11 +74,11 @@ def edits(config: dict[str, Any]) -> list[str]:
     """Descriptions of the edits in the weights; CheckpointError if one is invalid."""
     if EDITS not in (config.get(KEY) or {}):
         return []
-    from attnres_serve.depth import edit_words, static_edits  # they import pydantic
+    from attnres_serve.depth import edit_text, static_edits  # they import pydantic
 
     try:
         static = static_edits.from_json(config[KEY][EDITS], f"{KEY}.{EDITS}")
-        return [edit_words.write(edit) for edit in static]
+        return [edit_text.write(edit) for edit in static]
     except SettingError as error:
         raise CheckpointError(str(error)) from None
 
@@ -87,8 +87,8 @@ def rename(name: str) -> str:
     return name
 
 
-def own_name(name: str) -> str:
+def stored_name(name: str) -> str:
     return name
 
 
-FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name)
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, stored_name)

@@ -74,8 +74,8 @@ def rename(name: str) -> str:
     return IMAGES + name if _OF_IMAGES.match(name) else name.removeprefix(PREFIX)
 
 
-def own_name(name: str) -> str:
+def stored_name(name: str) -> str:
     return name  # without the prefix, which the checkpoint may have
 
 
-FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name, native=NATIVE)
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, stored_name, native=NATIVE)

@@ -137,8 +137,8 @@ def parts(name: str) -> tuple[str, ...]:
     return tuple(f"{stem}.attn.c_attn.{part}.{leaf}" for part in "qkv") if fused else (name,)
 
 
-def own_name(name: str) -> str:
-    return _PART.sub(r"\1.", _NAMES.own_name(name))
+def stored_name(name: str) -> str:
+    return _PART.sub(r"\1.", _NAMES.stored_name(name))
 
 
 def _spec(config: dict[str, Any], layout: Layout) -> AttnResSpec | None:
@@ -198,5 +198,12 @@ def _refuse_other_models(config: dict[str, Any]) -> None:
 
 
 FORMAT = Format(
-    NAME, BLOCKS, matches, translate, rename, own_name, fused_parts=parts, layer_names_of="nanoGPT"
+    NAME,
+    BLOCKS,
+    matches,
+    translate,
+    rename,
+    stored_name,
+    fused_parts=parts,
+    layer_names_of="nanoGPT",
 )

@@ -23,7 +23,7 @@ translate = partial(
     attnres_mode.translate, name=NAME, final_mix=False, cumulative=True, recency_bias=True
 )
 _NAMES = Prefixes(attnres_mode.QUERIES)
-rename, own_name = _NAMES.rename, _NAMES.own_name
+rename, stored_name = _NAMES.rename, _NAMES.stored_name
 
 
-FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name, mark=MARK, distinct_key=KEY)
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, stored_name, mark=MARK, distinct_key=KEY)

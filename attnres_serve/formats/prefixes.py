@@ -18,15 +18,15 @@ class Prefixes:
                 of a layer.  The first match counts.
         """
         self._to_house = _compiled(pairs)
-        self._to_own = _compiled((house, ours) for ours, house in pairs)
+        self._to_stored = _compiled((house, ours) for ours, house in pairs)
 
     def rename(self, name: str) -> str:
         """The house name of a tensor of the format."""
         return _with_other_beginning(name, self._to_house)
 
-    def own_name(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         """The format's name of a tensor, by its house name."""
-        return _with_other_beginning(name, self._to_own)
+        return _with_other_beginning(name, self._to_stored)
 
 
 def _compiled(pairs: Iterable[Pair]) -> _Table:

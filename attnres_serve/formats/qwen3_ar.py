@@ -47,8 +47,8 @@ def rename(name: str) -> str:
     return name
 
 
-def own_name(name: str) -> str:
+def stored_name(name: str) -> str:
     return name
 
 
-FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name)
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, stored_name)

@@ -65,7 +65,7 @@ def _has_code(config: dict[str, Any]) -> bool:
 
 
 def with_list_of_architectures(config: dict[str, Any]) -> dict[str, Any]:
-    """A config.json in which an architecture given as a string is a list of one."""
+    """A config.json in which a single architecture as a string is a list of one."""
     architectures = config.get("architectures")
     return config | {"architectures": [architectures]} if isinstance(architectures, str) else config
 

@@ -22,7 +22,7 @@ _NAMES = Prefixes(
     ("model.layers.#.attn_res_", "model.layers.#.self_attention_res_"),
     ("model.final_attn_res_", "model.output_attn_res_"),
 )
-rename, own_name = _NAMES.rename, _NAMES.own_name
+rename, stored_name = _NAMES.rename, _NAMES.stored_name
 
 
 def matches(config: dict[str, Any]) -> bool:
@@ -43,4 +43,4 @@ def translate(config: dict[str, Any]) -> ParsedConfig:
     return ParsedConfig(NAME, "qwen3", translated, spec)
 
 
-FORMAT = Format(NAME, BLOCKS, matches, translate, rename, own_name)
+FORMAT = Format(NAME, BLOCKS, matches, translate, rename, stored_name)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from attnres_serve import mistakes
-from attnres_serve.depth import edit_words
+from attnres_serve.depth import edit_text
 from attnres_serve.depth import edits as edit_lists
 from attnres_serve.errors import SettingError
 from attnres_serve.lens import ask, temporary_server
@@ -122,7 +122,7 @@ def _edits(edits: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]) -
 def _edit(edit: Any, name: str) -> Any:
     if isinstance(edit, Mapping) and not isinstance(edit.get("replace", ""), str):
         return {**edit, "replace": encoded(edit["replace"], f"{name}.replace")}
-    return edit_words.read(edit, name) if isinstance(edit, str) else edit
+    return edit_text.read(edit, name) if isinstance(edit, str) else edit
 
 
 def _prompt(prompt: Any) -> str | list[int]:

@@ -226,11 +226,11 @@ def _check(checkpoint: str | None, options: argparse.Namespace, flags: list[str]
         if others:
             raise SettingError(f"{others[0]} is for a new trace; with --from there is one already.")
     elif options.data is None:
-        from attnres_serve.depth import edit_words, edits
+        from attnres_serve.depth import edit_text, edits
         from attnres_serve.lens import inputs
 
         options.prompt = inputs.prompt(options.prompt, options.prompt_file)
-        options.edits = edit_words.each(options.edit)
+        options.edits = edit_text.each(options.edit)
         if options.edits:
             edits.require_few_tokens(options.max_tokens, "--max-tokens", "--edit")
     suffix = Path(options.out or OUT).suffix.lower()

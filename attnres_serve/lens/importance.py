@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 
 from attnres_serve import address, output
-from attnres_serve.depth import edit_words
+from attnres_serve.depth import edit_text
 from attnres_serve.depth.edits import Edit
 from attnres_serve.errors import SettingError
 from attnres_serve.lens import ask, losses
@@ -42,18 +42,18 @@ def measure(
     Raises:
         SettingError: a file cannot be read or written, or the server does not answer.
     """
-    found = ask.ask(server, [0], TraceOptions.model_validate({"tokens": [0]}))  # for the sites
-    several = [site for site in found.sites if len(site.sources) > 1]
+    trace = ask.ask(server, [0], TraceOptions.model_validate({"tokens": [0]}))  # for the sites
+    several = [site for site in trace.sites if len(site.sources) > 1]
     masks = [(site.index, source) for site in several for source in site.sources]
     try:
         with address.past_proxies(server.url), httpx.Client() as client:
-            measured = Losses(server, client, found.model, texts, losses_of(path))
+            measured = Losses(server, client, trace.model, texts, losses_of(path))
             try:
                 with output.bar(iterable=masks, unit="mask", desc="measuring") as bar:
                     for site, source in bar:
                         bar.set_description(f"measuring site {site} without {source}")
                         measured.under([(site, source)])
-                _write(measured, found, path, width)
+                _write(measured, trace, path, width)
                 yield str(path)
                 if limit is not None:
                     yield from _pruned(measured, masks, limit)
@@ -116,4 +116,4 @@ def _pruned(measured: Losses, masks: Sequence[Mask], limit: float) -> Iterator[s
         mean, error = measured.increase(chosen, half)
         yield f"  {mean:+.4f} (standard error {error:.4f}) by the texts that {name}"
     for edit in losses.edits(chosen):
-        yield f'--edit "{edit_words.write(Edit.model_validate(edit))}"'  # no name has a quote
+        yield f'--edit "{edit_text.write(Edit.model_validate(edit))}"'  # no name has a quote

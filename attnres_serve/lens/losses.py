@@ -46,7 +46,7 @@ def edits(masks: Sequence[Mask]) -> list[dict[str, Any]]:
     sites: dict[str, list[int]] = {}
     for site, source in sorted(masks):
         sites.setdefault(source, []).append(site)
-    return [{"mask": True, "sites": own, "sources": [name]} for name, own in sites.items()]
+    return [{"mask": True, "sites": indices, "sources": [name]} for name, indices in sites.items()]
 
 
 class Losses:
@@ -111,8 +111,8 @@ class Losses:
             if answer["weight_versions"] != [version]:
                 raise SettingError("another client changed the weights or edits of the server.")
             for choice in answer["choices"]:
-                own = [next(iter(row.values())) for row in choice["prompt_logprobs"] if row]
-                pairs.append((-sum(token["logprob"] for token in own), len(own)))
+                logprobs = [next(iter(row.values())) for row in choice["prompt_logprobs"] if row]
+                pairs.append((-sum(one["logprob"] for one in logprobs), len(logprobs)))
         nats, tokens = np.array(pairs).T
         return nats, tokens
 

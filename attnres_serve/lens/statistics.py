@@ -1,4 +1,4 @@
-"""``attnres_serve.statistics``: what a server's sites attend to over what it serves."""
+"""``attnres_serve.statistics``: what a server's sites attend to in the requests it serves."""
 
 from functools import partial
 from pathlib import Path
@@ -30,32 +30,32 @@ def statistics(url: str, *, key: str | None = None) -> "xarray.Dataset":
         key: its API key; None for the one in OPENAI_API_KEY, if there is one.
 
     Raises:
-        SettingError: there are no statistics, and why, in one sentence.  It is a ValueError.
+        SettingError: one sentence that says why there are no statistics.  It is a ValueError.
     """
     import xarray
 
-    found = _asked(Server(url, key))
-    sources, phases = sources_of(found.sites), [*found.tokens]
-    entropy = np.full((len(phases), len(found.sites)), np.nan)
+    answer = _statistics_of(Server(url, key))
+    sources, phases = sources_of(answer.sites), [*answer.tokens]
+    entropy = np.full((len(phases), len(answer.sites)), np.nan)
     table = np.full((*entropy.shape, len(sources), 2 + BINS), np.nan)
-    for at, site in enumerate(found.sites):
+    for at, site in enumerate(answer.sites):
         columns = [sources.index(name) for name in site.sources]
-        for row, own in enumerate([site.prefill, site.decode]):
-            if own is not None:
-                entropy[row, at] = own.entropy
-                every = np.column_stack([own.mean, own.second_moment, own.histogram])
+        for row, phase in enumerate([site.prefill, site.decode]):
+            if phase is not None:
+                entropy[row, at] = phase.entropy
+                every = np.column_stack([phase.mean, phase.second_moment, phase.histogram])
                 table[row, at, columns] = every
-    axes, counts = ("phase", "site", "source"), [*found.tokens.values()]
+    axes, counts = ("phase", "site", "source"), [*answer.tokens.values()]
     sizes = {"mean": (axes, table[..., 0]), "second_moment": (axes, table[..., 1])}
     others = {"entropy": (axes[:2], entropy), "tokens": ("phase", counts)}
     histogram = {"histogram": ((*axes, "bin"), table[..., 2:])}
-    edges, sites = np.arange(BINS) / BINS, [site.index for site in found.sites]
+    edges, sites = np.arange(BINS) / BINS, [site.index for site in answer.sites]
     names = {"phase": phases, "site": sites, "source": sources, "bin": edges}
-    facts = found.model_dump(include={"model", "weights", "sequences", "cost", "seconds"})
+    facts = answer.model_dump(include={"model", "weights", "sequences", "cost", "seconds"})
     return xarray.Dataset(sizes | others | histogram, names, facts)
 
 
-def _asked(server: Server) -> StatisticsAnswer:
+def _statistics_of(server: Server) -> StatisticsAnswer:
     path = "/v1/attn_res/statistics"
     return request(server, "GET", path, read=StatisticsAnswer.model_validate_json)
 
@@ -68,24 +68,24 @@ def drew(source: str, path: Path, width: float | None) -> bool:
     """
     try:
         if source.startswith(SERVERS):
-            found = _asked(Server(source))
+            answer = _statistics_of(Server(source))
         else:
-            found = StatisticsAnswer.model_validate_json(Path(source).read_bytes())
+            answer = StatisticsAnswer.model_validate_json(Path(source).read_bytes())
     except (OSError, ValidationError):
         return False
-    phases = [name for name, count in found.tokens.items() if count]
+    phases = [name for name, count in answer.tokens.items() if count]
     if not phases or path.suffix.lower() not in FIGURES:
         raise SettingError(f"{source}: statistics are a figure of counted tokens; --out is {path}.")
     from attnres_serve.lens import figure
 
     panels = {
-        f"{phase}, mean over {found.tokens[phase]:,} tokens": [
-            np.array(getattr(site, phase).mean) for site in found.sites
+        f"{phase}, mean over {answer.tokens[phase]:,} tokens": [
+            np.array(getattr(site, phase).mean) for site in answer.sites
         ]
         for phase in phases
     }
-    title = f"{Path(found.model).name}: attention over depth, as served"
-    drawn = partial(figure.weights, title, found.sites, panels)
+    title = f"{Path(answer.model).name}: attention over depth, as served"
+    drawn = partial(figure.weights, title, answer.sites, panels)
     try:
         figure.write(path, drawn, width or figure.WIDTH)
     except OSError as error:

@@ -194,9 +194,9 @@ class LoadingMixin(_Base):
             vllm_dtype = dtype if parameter is None else DTYPES.get(parameter.dtype, dtype)
             if dtype != vllm_dtype and not {dtype, vllm_dtype} <= {*FLOATS}:
                 raise CheckpointError(
-                    f"the tensor {index.own_names[name]} holds {dtype}, but by quantization_config "
-                    f"vLLM reads {vllm_dtype}; quantization_config must say how each layer is "
-                    "quantised."
+                    f"the tensor {index.stored_names[name]} holds {dtype}, but by "
+                    f"quantization_config vLLM reads {vllm_dtype}; quantization_config must "
+                    "say how each layer is quantised."
                 )
         if missing := decoder.unfilled(self, loaded):
             raise CheckpointError(
@@ -232,7 +232,7 @@ def _log_ignored(index: TensorIndex, has_draft_head: bool) -> None:
         if decoder.is_first_worker():
             host.logger().info(
                 "AttnRes: %s is left aside, as the code that wrote it never reads it.",
-                index.own_names[name],
+                index.stored_names[name],
             )
     drafts = sum(is_draft(name, index.base.config) for name in index.stored)
     for count, what, without in (

@@ -77,12 +77,12 @@ class ShardedSite(SiteNorm):
         if not self.division.divides(tokens):
             return super().run(self._whole(delta), residual)
         share = (
-            token_shards.own_rows_of_sum(delta)
+            token_shards.local_rows_of_sum(delta)
             if self.reduces_delta
-            else token_shards.own_rows(delta)
+            else token_shards.local_rows(delta)
         )
         if isinstance(residual, Tensor):  # the embedding
-            residual = token_shards.own_rows(residual)
+            residual = token_shards.local_rows(residual)
         normed, state = super().run(share, residual)
         return token_shards.gathered(normed, tokens), state
 

@@ -65,7 +65,7 @@ class Logprobs(BaseModel):
 
 
 class LensReading(BaseModel):
-    """What one vector would predict through the model's own last norm and head."""
+    """What one vector would predict through the model's last norm and head."""
 
     site: int | None = Field(
         description="whose mix or partial sum it is; null for a sum that is the same at every site"

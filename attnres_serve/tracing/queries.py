@@ -82,7 +82,7 @@ def _stored(checkpoint: Checkpoint, site: int, part: str) -> Tensor:
     """A tensor of a site, ``[n]`` float64; NaN if the format stores none for the site."""
     assert checkpoint.parsed is not None and checkpoint.index is not None
     name = tensor_name(site, part, checkpoint.parsed.layout)
-    stored_name = checkpoint.index.own_names.get(name)
+    stored_name = checkpoint.index.stored_names.get(name)
     if stored_name is None:  # the first site, which reads only the embedding
         return torch.full((checkpoint.parsed.config["hidden_size"],), torch.nan).double()
     values = read_tensor(checkpoint.headers, stored_name).double().reshape(-1)

@@ -50,7 +50,7 @@ def sums(weights: np.ndarray, prompt: int) -> np.ndarray:
 
     Args:
         weights: ``[T, n]``, of every source.
-        prompt: how many of the tokens were given.
+        prompt: how many of the tokens are the prompt.
 
     Returns:
         ``[2, n, 3 + BINS]`` float64, prefill and decode: of every source the sum of weights w, of
@@ -59,20 +59,20 @@ def sums(weights: np.ndarray, prompt: int) -> np.ndarray:
     wide = weights.astype(np.float64)
     sources = wide.shape[1]
     bins = np.minimum((wide * BINS).astype(int), BINS - 1) + BINS * np.arange(sources)
-    found = np.empty((2, sources, _HEAD + BINS))
-    for phase, rows in zip(found, (slice(prompt), slice(prompt, None)), strict=True):
-        own = wide[rows]
-        logs = own * np.log(np.where(own > 0, own, 1))
-        phase[:, :_HEAD] = np.stack([own.sum(0), (own**2).sum(0), -logs.sum(0)], axis=1)
+    totals = np.empty((2, sources, _HEAD + BINS))
+    for phase, rows in zip(totals, (slice(prompt), slice(prompt, None)), strict=True):
+        selected = wide[rows]
+        logs = selected * np.log(np.where(selected > 0, selected, 1))
+        phase[:, :_HEAD] = np.stack([selected.sum(0), (selected**2).sum(0), -logs.sum(0)], axis=1)
         counts = np.bincount(bins[rows].ravel(), minlength=BINS * sources)
         phase[:, _HEAD:] = counts.reshape(sources, BINS)
-    return found
+    return totals
 
 
-def of_site(site: Site, found: np.ndarray, tokens: dict[str, int]) -> SiteStatistics:
+def of_site(site: Site, totals: np.ndarray, tokens: dict[str, int]) -> SiteStatistics:
     """The statistics of a site, from the sum of all ``sums`` and the tokens of each phase."""
     phases: dict[str, Phase] = {}
-    for (name, count), rows in zip(tokens.items(), found, strict=True):
+    for (name, count), rows in zip(tokens.items(), totals, strict=True):
         if count:
             mean, square, entropy = rows[:, :_HEAD].T / count
             histogram = rows[:, _HEAD:].astype(int).tolist()

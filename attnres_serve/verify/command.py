@@ -109,11 +109,11 @@ def edits_by_site(texts: Sequence[str], parsed: ParsedConfig) -> dict[int, list[
     """The edits of the float64 model from the values of ``--edit``, by site."""
     if not texts:
         return {}
-    from attnres_serve.depth import edit_words, static_edits  # they import pydantic
+    from attnres_serve.depth import edit_text, static_edits  # they import pydantic
     from attnres_serve.verify.oracle.edits import Edit
 
     edits: dict[int, list[Edit]] = {}
-    for _, site, one, sources in static_edits.of_sites(edit_words.each(texts), parsed.spec):
+    for _, site, one, sources in static_edits.of_sites(edit_text.each(texts), parsed.spec):
         edits.setdefault(site.index, []).append(Edit(one.kind, sources, one.values))
     return edits
 

@@ -57,7 +57,7 @@ def readings(checkpoint: Checkpoint) -> list[Reading]:
 
     def name(starts: Starts) -> str:
         known = by_starts.get(starts)
-        return _in_words(starts, spec) if known is None else f"{blocks.key} {known}"
+        return _described(starts, spec) if known is None else f"{blocks.key} {known}"
 
     served = name(spec.block_starts) if value is None else f"{blocks.key} {value}"
     stated = "own blocks" if value is None else str(value)
@@ -130,7 +130,7 @@ def _sublayers(starts: Starts, spec: AttnResSpec) -> Starts:
     return tuple(start for start in starts if start < spec.num_sublayers)
 
 
-def _in_words(starts: Starts, spec: AttnResSpec) -> str:
+def _described(starts: Starts, spec: AttnResSpec) -> str:
     """The name of a reading that config.json cannot state by a number."""
     starts = _sublayers(starts, spec)
     size = [*starts, spec.num_sublayers][1]

@@ -92,7 +92,7 @@ def chosen_cells(options: argparse.Namespace, interpreted: bool) -> list[Cell]:
         return list(kernel_cells.TINY)
     defaults = kernel_cells.TOKENS, kernel_cells.BLOCKS, kernel_cells.HIDDEN, kernel_cells.SITES
     return kernel_cells.grid(
-        *(own or default for own, default in zip(shape, defaults, strict=True))
+        *(value or default for value, default in zip(shape, defaults, strict=True))
     )
 
 
@@ -132,7 +132,7 @@ def examine_cell(
 
 def environment(device: str) -> dict[str, Any]:
     """Device, driver and the versions that compile the kernels; the machine without its name."""
-    found: dict[str, Any] = {
+    versions: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": triton.__version__,
@@ -140,7 +140,7 @@ def environment(device: str) -> dict[str, Any]:
         "attnres_serve_source": fingerprint.source(),
     }
     if device == "cpu":
-        return {"device": "cpu, Triton's interpreter", "versions": found}
+        return {"device": "cpu, Triton's interpreter", "versions": versions}
     properties = torch.cuda.get_device_properties(device)
     return {
         "device": properties.name,
@@ -150,7 +150,7 @@ def environment(device: str) -> dict[str, Any]:
         "memory_bytes": properties.total_memory,
         "driver": _driver(),
         "cuda": torch.version.cuda,
-        "versions": found,
+        "versions": versions,
     }
 
 
@@ -192,9 +192,9 @@ def run_cells(
             try:
                 passed, errors, failed = examine_cell(cell, contenders, device, dtype)
                 wrong |= failed
-                found, failed = finish(cell, passed, errors)
+                measured, failed = finish(cell, passed, errors)
                 wrong |= failed
-                rows += found
+                rows += measured
             except Exception as error:  # one cell, out of memory perhaps, must not cost the others
                 wrong[None] = kernel_gate.first_line(error)
             passed = {}  # before the next cell takes memory
@@ -244,8 +244,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         def finish(cell: Cell, passed: dict, errors: dict) -> tuple[list[dict], dict]:
             for name, off in errors.items():
-                told = f"{cell} {name}: right, {off:.3f} of what it may be off"
-                tqdm.write(told, file=sys.stdout)
+                line = f"{cell} {name}: right, {off:.3f} of what it may be off"
+                tqdm.write(line, file=sys.stdout)
             return [{**cell._asdict(), "contender": n, "gate": e} for n, e in errors.items()], {}
     else:
         from benchmarks.kernels import timing as kernel_timing
@@ -269,8 +269,8 @@ def main(arguments: list[str] | None = None) -> int:
             rows = kernel_report.summarise(cell, samples, contenders, errors, dtype, bandwidth)
             for row in rows:
                 us, share = row["block_us"]["median"], row["floor_share"]
-                told = f"{cell} {row['contender']}: {us:.1f} us, {share:.0%} of a copy's speed"
-                tqdm.write(told, file=sys.stdout)
+                line = f"{cell} {row['contender']}: {us:.1f} us, {share:.0%} of a copy's speed"
+                tqdm.write(line, file=sys.stdout)
             return rows, failed
 
     rows, failures, too_late = run_cells(cells, contenders, device, dtype, options.minutes, finish)

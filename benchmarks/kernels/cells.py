@@ -60,14 +60,14 @@ def _order(cell: Cell) -> tuple:
 def footprint(cell: Cell, contenders: int, dtype: torch.dtype) -> int:
     """Bytes of memory that a cell takes at most.
 
-    The sublayers' outputs are shared; a contender has its own sources, and room for the answers of
+    Contenders share the sublayers' outputs.  Each has separate sources, and room for the answers of
     a phase 1 and for a few results.  The gate's float64 result and the reference's largest
     intermediate come on top.
     """
     vector = cell.tokens * cell.hidden
-    own = cell.blocks + 1 + cell.sites + 4
+    vectors = cell.blocks + 1 + cell.sites + 4
     gate = 8 * (vector + 6 * (cell.blocks + 1) * min(cell.tokens, GATE_TOKENS) * cell.hidden)
-    return (cell.sites + cell.blocks + contenders * own) * vector * dtype.itemsize + 2 * gate
+    return (cell.sites + cell.blocks + contenders * vectors) * vector * dtype.itemsize + 2 * gate
 
 
 GATE_TOKENS = 2048  # that the reference is computed for at a time

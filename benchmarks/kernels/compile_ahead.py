@@ -3,7 +3,7 @@
     python -m benchmarks.kernels.compile_ahead --arch 80 90 --hidden 1024 7168 --dtype bfloat16
     python -m benchmarks.kernels.compile_ahead --kernel single_pass --hidden 7168
 
-Arguments are specialised by Triton's own binder from aligned tensors, so the binaries are those a
+Arguments are specialised by Triton's binder from aligned tensors, so the binaries are those a
 launch would compile.  The only line on stdout is one JSON document; per kernel it holds
 
 * ``binaries`` needed for all numbers of sources, sites and tokens: 1 unless a launch can compile
@@ -103,8 +103,8 @@ def specialise(
 def access_widths(ptx: str, kind: str) -> dict[str, int]:
     """Count the accesses to global memory by width in bits; ``kind`` is ``ld`` or ``st``."""
     widths: Counter[int] = Counter()
-    for found, qualifiers in ACCESS.findall(ptx):
-        if found == kind:
+    for access, qualifiers in ACCESS.findall(ptx):
+        if access == kind:
             vector = re.search(r"\.v(\d+)", qualifiers)
             bits = int(re.search(r"\.[bufs](\d+)$", qualifiers)[1])
             widths[bits * (int(vector[1]) if vector else 1)] += 1
@@ -158,14 +158,14 @@ INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)
 
 def _loop_lengths(listing: str) -> list[int]:
     """Instructions of each loop, with those of loops inside; the endless one at the end is none."""
-    found = [(int(at, 16), name, rest) for at, name, rest in INSTRUCTION.findall(listing)]
+    instructions = [(int(at, 16), name, rest) for at, name, rest in INSTRUCTION.findall(listing)]
     branches = [
         (at, int(target[1], 16))
-        for at, name, rest in found
+        for at, name, rest in instructions
         if name.startswith("BRA") and (target := re.search(r"0x([0-9a-f]+)", rest))
     ]
     ends = {begin: at for at, begin in branches if begin < at}
-    return [sum(begin <= at <= ends[begin] for at, *_ in found) for begin in sorted(ends)]
+    return [sum(begin <= at <= ends[begin] for at, *_ in instructions) for begin in sorted(ends)]
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -173,13 +173,13 @@ def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 class Recorder:
-    """In the place of a kernel: the arguments of its launches, but of those that only compile."""
+    """Stands in for a kernel: the arguments of its launches, except of those that only compile."""
 
     def __init__(self) -> None:
-        self.found: list[dict[str, Any]] = []
+        self.arguments: list[dict[str, Any]] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda **own: self.found.append(own) if all(grid) else None
+        return lambda **arguments: self.arguments.append(arguments) if all(grid) else None
 
 
 def launches(
@@ -188,8 +188,8 @@ def launches(
     """Arguments of launches on dense, aligned tensors, which one binary should serve.
 
     Args:
-        kernel: a name of ``KERNELS``; a site of few tokens has a name and a config of its own, and
-            so have products of few sites and of the most.
+        kernel: a name of ``KERNELS``; a site of few tokens has another name and config, and so have
+            products of few sites and of the most.
         arch: compute capability times ten.
         fresh: whether a block begins; of the ``BEGINNING`` only.
 
@@ -208,25 +208,25 @@ def launches(
             tokens += (not kernel.endswith("_few")) * single_pass.FEW
             rows = row if kernel.startswith("single_pass") else count
             _launch(kernel, tokens, SITES.get(kernel, sites), rows, hidden, dtype, fresh)
-    return recorders[KERNELS[kernel]].found
+    return recorders[KERNELS[kernel]].arguments
 
 
 def _launch(
     kernel: str, tokens: int, sites: int, row: int, hidden: int, dtype: torch.dtype, fresh: bool
 ) -> None:
     query, delta = _empty(hidden), _empty(tokens, hidden, dtype=dtype)
-    given = delta, _empty(tokens, max(ROWS) + 1, hidden, dtype=dtype)
-    weight, own = query.to(dtype), {"row": row, "fresh": fresh, **EPS}
+    tensors = delta, _empty(tokens, max(ROWS) + 1, hidden, dtype=dtype)
+    weight, options = query.to(dtype), {"row": row, "fresh": fresh, **EPS}
     if kernel.startswith("single_pass"):
-        single_pass.single_pass(*given, query, weight, **own)
+        single_pass.single_pass(*tensors, query, weight, **options)
     elif kernel.startswith("phase_2"):
         # As ``phase_1`` allocates them.
         answers = _empty(tokens, sites, hidden, dtype=dtype).transpose(0, 1)
         known = answers, _empty(tokens, sites).t(), query, weight
         first = row if kernel == "phase_2" else row // 2
-        phase_2.phase_2(*given, *known, position=sites - 1, first=first, **own)
+        phase_2.phase_2(*tensors, *known, position=sites - 1, first=first, **options)
     else:  # as in a model whose blocks have several sublayers
-        phase_1.phase_1(*given, _empty(sites, hidden), weight, completes=not fresh, **own)
+        phase_1.phase_1(*tensors, _empty(sites, hidden), weight, completes=not fresh, **options)
 
 
 def main() -> int:

@@ -28,14 +28,13 @@ class Run:
 
     Attributes:
         sites: one function per site, to be called in order; each returns its normed mix ``[T, d]``.
-        own: the partial sum ``[T, d]`` (of the residual baseline, the sum) after those sites that
-            have run.
+        partial_sum: ``[T, d]``, after those sites that have run; of the residual baseline, the sum.
         reset: undo what the sites wrote to their sources, so that they can be called again.
         poison: what the sites must overwrite before they read it.
     """
 
     sites: list[Callable[[], Tensor]]
-    own: Callable[[], Tensor]
+    partial_sum: Callable[[], Tensor]
     reset: Callable[[], None]
     poison: Sequence[Tensor] = ()
 
@@ -129,7 +128,7 @@ def _on_bank(inputs: Inputs, bank: Tensor, site: Callable[[int], Tensor]) -> Run
 
     return Run(
         [lambda index=index: call(index) for index in range(inputs.cell.sites)],
-        own=lambda: bank[:, rows["now"]],
+        partial_sum=lambda: bank[:, rows["now"]],
         reset=lambda: bank[:, last - 1].copy_(inputs.blocks[-1]),
         poison=(bank[:, last],),
     )
@@ -145,7 +144,7 @@ def add_rms_norm(inputs: Inputs) -> Run:
 
     return Run(
         [lambda index=index: site(index) for index in range(inputs.cell.sites)],
-        own=lambda: total,
+        partial_sum=lambda: total,
         reset=lambda: total.copy_(inputs.blocks[-1]),
     )
 

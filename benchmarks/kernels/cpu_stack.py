@@ -109,11 +109,11 @@ def _call(
     weights: SiteWeights,
     answers: list[Any],
 ) -> Callable[[], object]:
-    own = queries, weights, context.bank_slot
+    site = queries, weights, context.bank_slot
     if context.group == 1:
-        return lambda: cpp.single_pass(x, bank, *own)
+        return lambda: cpp.single_pass(x, bank, *site)
     if context.position:
-        return lambda: cpp.phase_2(x, bank, answers[0], *own)
+        return lambda: cpp.phase_2(x, bank, answers[0], *site)
     group = queries, context.group, weights, context.bank_slot, not context.site.reads_partial
 
     def opened() -> None:
@@ -138,14 +138,14 @@ def measure(cell: Cell, rounds: int) -> dict[str, Any]:
     """The row of a cell."""
     passing = torch.zeros(PASSING // 4) if cell.cold else None
     runs = {name: partial(timed, calls(cell, name)[0], passing) for name in ALGORITHMS}
-    found = one_thread.in_turn(runs, max(1, 256 // cell.tokens), rounds)
+    times = one_thread.in_turn(runs, max(1, 256 // cell.tokens), rounds)
     count = cell.tokens * 2 * cell.layers
-    ratios = [one["two_phase"] / one["single_pass"] for one in found]
+    ratios = [one["two_phase"] / one["single_pass"] for one in times]
     return {
         **cell._asdict(),
         "blocks": cell.blocks,
         "nanoseconds": {
-            name: spread([1e9 * one[name] / count for one in found]) for name in ALGORITHMS
+            name: spread([1e9 * one[name] / count for one in times]) for name in ALGORITHMS
         },
         "ratio": spread(ratios),
     }

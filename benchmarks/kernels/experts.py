@@ -1,4 +1,4 @@
-"""Cost of experts with Kimi K3's activation on CPU, beside vLLM's own experts with SiLU.
+"""Cost of experts with Kimi K3's activation on CPU, beside vLLM's experts with SiLU.
 
     python -m benchmarks.kernels.experts --out benchmarks/results/cpu-experts.json
 
@@ -86,13 +86,13 @@ def timed(run: Callable[[], object]) -> float:
 def measure(cell: Cell, rounds: int) -> dict[str, Any]:
     """The row of a cell."""
     runs = {name: partial(timed, run) for name, run in calls(cell).items()}
-    found = one_thread.in_turn(runs, max(1, 64 // cell.tokens), rounds)
+    times = one_thread.in_turn(runs, max(1, 64 // cell.tokens), rounds)
     return {
         **cell._asdict(),
         "microseconds": {
-            name: spread([1e6 * one[name] / LAYERS for one in found]) for name in runs
+            name: spread([1e6 * one[name] / LAYERS for one in times]) for name in runs
         },
-        "ratio": spread([one[OURS] / one[STOCK] for one in found]),
+        "ratio": spread([one[OURS] / one[STOCK] for one in times]),
     }
 
 

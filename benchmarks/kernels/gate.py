@@ -1,10 +1,10 @@
 """The gate before every measurement: each site of each contender against the float64 reference.
 
-A result may differ by its own rounding, by that of each value a contender keeps in the activation
-dtype on the way, and by the arithmetic in float32.  A mix is a convex combination of its sources,
-so a value on the way is no larger than the largest source and rounding it costs at most that times
-the unit roundoff; the norm behind it scales both.  What a contender stores as its partial sum must
-equal the reference's bit for bit.
+A result may differ by its final rounding, by that of each intermediate value that a contender keeps
+in the activation dtype, and by the arithmetic in float32.  A mix is a convex combination of its
+sources, so an intermediate value is no larger than the largest source and rounding it costs at most
+that times the unit roundoff; the norm behind it scales both.  The partial sum that a contender
+stores must equal the reference's bit for bit.
 """
 
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ class Expected(NamedTuple):
 
     Attributes:
         result: the exact normed mix.
-        own: the partial sum, exactly as it is stored.
+        partial_sum: exactly as it is stored.
         arithmetic: ``[T, d]`` error of a computation in float32.
         rounding: ``[T, d]`` error of one rounding to the activation dtype on the way.
     """
 
     result: Tensor
-    own: Tensor
+    partial_sum: Tensor
     arithmetic: Tensor
     rounding: Tensor
 
@@ -40,18 +40,18 @@ class Expected(NamedTuple):
 def expected_sites(inputs: Inputs, algorithm: str) -> Iterator[Expected]:
     """The sites of a cell, one after the other, of depth attention or of a standard residual."""
     blocks = list(inputs.blocks)
-    own: Tensor | None = blocks.pop()
+    partial_sum: Tensor | None = blocks.pop()
     for index in range(inputs.cell.sites):
         delta, query = inputs.deltas[index], inputs.queries[index]
         if algorithm == "residual":
-            own = reference.add_partial(own, delta)
-            yield expected_site([own], query, inputs.norm_weight)
+            partial_sum = reference.add_partial(partial_sum, delta)
+            yield expected_site([partial_sum], query, inputs.norm_weight)
             continue
         if index == 1:
-            blocks.append(own)
-            own = None
-        own = reference.add_partial(own, delta)
-        yield expected_site([*blocks, own], query, inputs.norm_weight)
+            blocks.append(partial_sum)
+            partial_sum = None
+        partial_sum = reference.add_partial(partial_sum, delta)
+        yield expected_site([*blocks, partial_sum], query, inputs.norm_weight)
 
 
 def expected_site(sources: list[Tensor], query: Tensor, weight: Tensor) -> Expected:
@@ -126,7 +126,7 @@ def examine(
                     continue
                 try:
                     actual = runs[name].sites[index]()
-                    own = runs[name].own()
+                    partial_sum = runs[name].partial_sum()
                 except Exception as error:  # another project's code may raise anything
                     failures[name] = f"site {index} raised {first_line(error)}"
                     continue
@@ -134,7 +134,7 @@ def examine(
                 errors[name] = max(errors[name], off)
                 if off > 1:
                     failures[name] = f"site {index} is off by {off:.3g} times what it may be"
-                elif not torch.equal(own, expected.own):
+                elif not torch.equal(partial_sum, expected.partial_sum):
                     failures[name] = f"the partial sum after site {index} is not the reference's"
     for run in runs.values():
         run.reset()

@@ -24,11 +24,11 @@ def in_turn(
     """
     for call in calls.values():
         call()
-    found = []
+    times = []
     for number in range(rounds):
         turns = [*calls.items()][:: -1 if number % 2 else 1]
-        found.append({name: min(call() for _ in range(repeats)) for name, call in turns})
-    return found
+        times.append({name: min(call() for _ in range(repeats)) for name, call in turns})
+    return times
 
 
 def run(
@@ -55,14 +55,14 @@ def run(
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    own = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     malloc.keep_freed()
     torch.set_num_threads(1)
     results = []
     for cell in cells:
-        row = measure(cell, own.rounds)
+        row = measure(cell, options.rounds)
         results.append(row)
         print(lines([row])[-1], file=sys.stderr)
-    config = {"layers": layers, "rounds": own.rounds, "threads": 1}
-    publish(name, arguments, own.out, config=config, results=results)
+    config = {"layers": layers, "rounds": options.rounds, "threads": 1}
+    publish(name, arguments, options.out, config=config, results=results)
     return 0

@@ -27,7 +27,7 @@ def summarise(
         cell: the shape.
         samples: microseconds of every site, by contender and round.
         contenders: what they are, by name.
-        errors: what the gate found.
+        errors: of the gate, by contender.
         dtype: of the activations.
         bandwidth: bytes a second of a copy.
 

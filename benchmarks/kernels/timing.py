@@ -1,7 +1,7 @@
 """Times kernels: CUDA graphs between events, cold L2, contenders in turn.
 
-Every site of a contender is captured into a CUDA graph of its own, as a server replays them, so no
-time of Python or of a dispatcher is in a figure.  Before each one L2 is emptied, as the weights of
+Every site of a contender is captured into a separate CUDA graph, as a server replays them, so no
+figure has time of Python or of a dispatcher.  Before each one L2 is emptied, as the weights of
 the sublayer between two sites empty it: a buffer of several times its size is written, and another
 one read, so that what is evicted later has not to be written back; that also keeps the device busy
 until the graph is queued.  The time of a block is the sum of its sites'.
@@ -152,5 +152,5 @@ def launch_time(stopwatch: Stopwatch, device: str) -> float:
 def graph_time(call: Callable[[], Tensor], stopwatch: Stopwatch) -> float:
     """Microseconds of a call, captured; the median of 15."""
     call()
-    graphs = capture(Run([call], own=call, reset=lambda: None))
+    graphs = capture(Run([call], partial_sum=call, reset=lambda: None))
     return median(stopwatch.times(graphs)[0] for _ in range(DISCARDED + 15))

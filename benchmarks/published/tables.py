@@ -26,8 +26,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def told(found: Mapping[str, Any]) -> str:
-    return ratio_text(found, digits=3)
+def ratio_of(summary: Mapping[str, Any]) -> str:
+    return ratio_text(summary, digits=3)
 
 
 def name_of(engine: str) -> str:
@@ -41,10 +41,10 @@ def ratios(result: Mapping[str, Any]) -> list[str]:
     for row in result["cells"]:
         engines = row["engines"]
         typical = f"{1e3 * engines[baseline]['median_s']:.1f} ms"
-        rows.append([label(row), typical, *(told(engines[name]) for name in others)])
+        rows.append([label(row), typical, *(ratio_of(engines[name]) for name in others)])
     for phase in PHASES:
-        found = (told(result["overhead"][name][phase]) for name in others)
-        rows.append([f"{phase}, mean of its cells", "", *found])
+        means = (ratio_of(result["overhead"][name][phase]) for name in others)
+        rows.append([f"{phase}, mean of its cells", "", *means])
     return table(["phase", name_of(baseline), *map(name_of, others)], rows)
 
 
@@ -75,7 +75,7 @@ def load(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A row for each number of requests at a time, with the ratios of all figures."""
     cells: dict[int, list[str]] = {}
     for row in rows:
-        cells.setdefault(row["at_a_time"], []).append(told(row))
+        cells.setdefault(row["at_a_time"], []).append(ratio_of(row))
     named = [[str(at_a_time), *ratios] for at_a_time, ratios in cells.items()]
     return table(["requests at a time", *FIGURES.values()], named)
 
@@ -85,7 +85,7 @@ def peers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     references = {"hf_open_attnres": "over `generate`, eager", "vllm": "over plain vLLM"}
     cells = []
     for row in rows:
-        ratios = (told(row[f"over_{reference}"]) for reference in references)
+        ratios = (ratio_of(row[f"over_{reference}"]) for reference in references)
         named = row["workload"], name_of(row["peer"])
         cells.append([*named, f"{row['median_s']:.2f}", f"{row['tokens_per_s']:.0f}", *ratios])
     return table(["workload", "peer", "seconds", "tokens/s", *references.values()], cells)
@@ -98,11 +98,11 @@ def sites(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     names = ["single_pass", "two_phase", "vllm_kimi_k3", BASELINE]
     cells = []
-    for (hidden, _, count, tokens), found in sorted(by_cell(rows).items()):
-        if not found.keys() >= set(names):
+    for (hidden, _, count, tokens), by_contender in sorted(by_cell(rows).items()):
+        if not by_contender.keys() >= set(names):
             continue
-        us = {name: found[name]["block_us"]["median"] for name in names}
-        moved = found["single_pass"]["bytes"]
+        us = {name: by_contender[name]["block_us"]["median"] for name in names}
+        moved = by_contender["single_pass"]["bytes"]
         speed = f"{moved / us['single_pass'] / 1e6:.2f}" if tokens > 1 else ""
         theirs = us["vllm_kimi_k3"]
         ratios = [f"{us[name] / theirs:.2f}" for name in names[:2]]
@@ -116,11 +116,11 @@ def sites(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def by_cell(rows: Sequence[Mapping[str, Any]]) -> dict[Cell, dict[str, Mapping[str, Any]]]:
     """Rows by cell and contender."""
-    found: dict[Cell, dict[str, Mapping[str, Any]]] = {}
+    grouped: dict[Cell, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         cell = row["hidden"], row["sites"], row["blocks"], row["tokens"]
-        found.setdefault(cell, {})[row["contender"]] = row
-    return found
+        grouped.setdefault(cell, {})[row["contender"]] = row
+    return grouped
 
 
 def stacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -153,7 +153,7 @@ def experts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         shape = [
             str(row[key]) for key in ("tokens", "experts", "top_k", "latent", "width", "dtype")
         ]
-        times = [f"{found['median']:.0f}" for found in row["microseconds"].values()]
+        times = [f"{figures['median']:.0f}" for figures in row["microseconds"].values()]
         ratio = "{median:.2f} ({min:.2f} to {max:.2f})".format(**row["ratio"])
         cells.append([*shape, *times, ratio])
     head = ["tokens", "experts", "of a token", "latent", "width", "dtype", "SiTU", "vLLM's SiLU"]
@@ -175,7 +175,7 @@ def scaling(result: Mapping[str, Any]) -> list[str]:
                 typical = f"{1e3 * engines['baseline']['median_s']:.1f} ms"
                 sites = f"{100 * shares[row['phase'], row['batch'], row['context']]:.1f} %"
                 label = case_of(row).label
-                cells.append([factor, value, label, typical, told(engines["attnres"]), sites])
+                cells.append([factor, value, label, typical, ratio_of(engines["attnres"]), sites])
     return table(["varied", "value", "cell", "baseline", "AttnRes", "sites"], cells)
 
 
@@ -193,7 +193,7 @@ def decoders(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         residual, *others = group
         size = f"batch {batch}" if phase == "decode" else f"{context} tokens"
         typical = f"{residual['us']['median'] / 1e3:.2f}"
-        cells.append([shape, f"{phase}, {size}", typical, *map(told, others)])
+        cells.append([shape, f"{phase}, {size}", typical, *map(ratio_of, others)])
     head = ["shape", "phase", "residuals, ms", "single pass", "two-phase"]
     return table([*head, "two-phase, none early"], cells)
 
@@ -203,7 +203,7 @@ def recurrence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     cells = []
     for row in rows:
         shape = [str(row[key]) for key in ("heads", "size", "batch")]
-        times = [f"{found['median']:.0f}" for found in row["microseconds"].values()]
+        times = [f"{figures['median']:.0f}" for figures in row["microseconds"].values()]
         low, high = row["ratio"]["quartiles"]
         ratio = f"{row['ratio']['median']:.2f} ({low:.2f} to {high:.2f})"
         cells.append([*shape, f"{row['state_bytes'] / 2**20:.1f}", *times, ratio])

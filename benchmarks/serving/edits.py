@@ -3,10 +3,10 @@
     python -m benchmarks.serving.edits --out benchmarks/results/cpu-edits.json
     python -m benchmarks.serving.edits --quick      does it work: tiny model, two rounds, eager
 
-Three servers of one model are asked in turn, by vLLM's client, with the same prompts, which are new
-in every round: as it is, with ``--enable-attnres-edits`` (a bias for every source), and with a mask
-of every other block at all sites (``--attnres-edit``).  The second is asked once more while it
-keeps statistics.  The first round does not count.  A ratio is to the first server in one round; the
+Three servers of one model take turns with vLLM's client and the same prompts, which are new in each
+round: as it is, with ``--enable-attnres-edits`` (a bias for every source), and with a mask of every
+other block at all sites (``--attnres-edit``).  The second takes another turn while it keeps
+statistics.  The first round does not count.  A ratio is to the first server in one round; the
 interval is over rounds, of one start.
 """
 
@@ -30,7 +30,7 @@ from benchmarks.serving.shapes import LLAMAS, QUICK, Shape
 CHANGING = ["--enable-attnres-edits"]
 PRUNED = [f'--attnres-edit=mask sources="block {block}"' for block in (1, 3, 5, 7)]
 SERVERS = {"as it is": [], "edits change": CHANGING, "pruned": PRUNED}
-COUNTING = "edits change, statistics"  # the second server, asked once more
+COUNTING = "edits change, statistics"  # the second server once more
 AT_A_TIME = (1, 8)
 ROUNDS = 8
 STATISTICS = "/v1/attn_res/statistics"
@@ -58,9 +58,9 @@ def ask(urls: dict[str, str], name: str, at_a_time: int, seed: int) -> dict[str,
 def measure(
     shape: Shape, rounds: int, flags: list[str]
 ) -> dict[int, dict[str, list[dict[str, float]]]]:
-    """Figures of every round, by requests at a time and by what is asked."""
+    """Figures of every round, by requests at a time and by server."""
     names = [*SERVERS, COUNTING]
-    found: Any = {at_a_time: {name: [] for name in names} for at_a_time in AT_A_TIME}
+    figures: Any = {at_a_time: {name: [] for name in names} for at_a_time in AT_A_TIME}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
         one_billion.write(shape, folder)
@@ -72,14 +72,14 @@ def measure(
             order = names if number % 2 else names[::-1]
             for at_a_time in AT_A_TIME:
                 for name in order:
-                    found[at_a_time][name].append(ask(urls, name, at_a_time, number))
-    return found
+                    figures[at_a_time][name].append(ask(urls, name, at_a_time, number))
+    return figures
 
 
-def compare(found: dict[int, dict[str, list[dict[str, float]]]]) -> list[dict[str, Any]]:
+def compare(figures: dict[int, dict[str, list[dict[str, float]]]]) -> list[dict[str, Any]]:
     """A row for each load, figure and server: the ratio to the first, and all values."""
     rows = []
-    for at_a_time, by_name in found.items():
+    for at_a_time, by_name in figures.items():
         for figure in load.FIGURES:
             values = {name: [one[figure] for one in rounds[1:]] for name, rounds in by_name.items()}
             baseline = values.pop(BASELINE)

@@ -29,7 +29,7 @@ from attnres_serve.bench.ratios import overheads
 from attnres_serve.bench.workload import BATCHES, STEPS, Case, make_cases
 from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHM_KEY, ALGORITHMS
-from benchmarks.common import EIGHT, Length, add_length, asked_length, publish
+from benchmarks.common import EIGHT, Length, add_length, length_of, publish
 from benchmarks.serving.models import FLAGS, models
 from benchmarks.serving.shapes import LLAMAS, LONGEST, QUICK, SHAPES, Shape
 
@@ -53,13 +53,13 @@ def measure(
         specs += [attnres(name, folder, flags, {ALGORITHM_KEY: name}) for name in algorithms]
         if control:
             specs.append(plain(CONTROL, baseline, flags, has_plugin))
-        found = session.run(specs, cases, length.starts, length.rounds, budget)
-    overhead = {spec.name: overheads(found.results, spec.name, BASELINE) for spec in specs[1:]}
+        measured = session.run(specs, cases, length.starts, length.rounds, budget)
+    overhead = {spec.name: overheads(measured.results, spec.name, BASELINE) for spec in specs[1:]}
     return {
         "shape": asdict(shape),
-        "starts": len(found.results),
-        "rounds": found.rounds._asdict(),
-        **document.content(found, BASELINE),
+        "starts": len(measured.results),
+        "rounds": measured.rounds._asdict(),
+        **document.content(measured, BASELINE),
         "overhead": overhead,
     }
 
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
     shapes = QUICK if options.quick else {name: SHAPES[name] for name in options.shape}
-    length = asked_length(parser, options, 1 if options.quick else EIGHT)
+    length = length_of(parser, options, 1 if options.quick else EIGHT)
     results = {}
     for name, shape in shapes.items():
         results[name] = measure(shape, options.algorithms, options.control, length)
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
             "compiled": True,
             "flags": list(FLAGS),
             "threads": machine.cores(),
-            **length.told(),
+            **length.content(),
             "steps": STEPS,
             "procedure": PROCEDURE,
         },

@@ -3,13 +3,13 @@
     python -m benchmarks.serving.load --out benchmarks/results/cpu-load.json
     python -m benchmarks.serving.load --quick             does it work: tiny model, one start, eager
 
-``attnres-serve serve`` of a model with dummy weights, and vLLM's own server of the same model with
-standard residuals, in which the plugin is not loaded; both as a user starts them, without the cache
-of prefixes.  Both are up at a time and asked in turn, at 1, 8 and 32 requests at a time, with the
-same prompts, which are new in every round; the order is another one from round to round.  The first
-round of a start does not count.  Figures are those of vLLM's client: requests a second, and TTFT
-and ITL as their median and 99th percentile.  A ratio is ours to stock vLLM's in one round; the
-interval is over starts, or over the rounds of a single one.
+``attnres-serve serve`` of a model with dummy weights, and vLLM's server of the same model with
+standard residuals, without the plugin; both as a user starts them, without prefix caching.  Both
+run together and take turns, at 1, 8 and 32 requests at a time, with the same prompts, which are new
+in every round; the order alternates between rounds.  The first round of a start does not count.
+Figures are those of vLLM's client: requests a second, and TTFT and ITL as their median and 99th
+percentile.  A ratio is ours to stock vLLM's in one round; the interval is over starts, or over the
+rounds of a single one.
 
 The last line on stdout is one JSON document; the table goes to stderr.
 """
@@ -28,7 +28,7 @@ from attnres_serve.bench.over_http import run_client
 from attnres_serve.bench.ratios import paired_ratios, summary
 from attnres_serve.errors import SettingError
 from attnres_serve.start import child, engine_log
-from benchmarks.common import EIGHT, ROOT, Length, add_length, asked_length, publish
+from benchmarks.common import EIGHT, ROOT, Length, add_length, length_of, publish
 from benchmarks.published import tables
 from benchmarks.published.tables import FIGURES
 from benchmarks.serving.models import FLAGS, models
@@ -55,21 +55,21 @@ def serving(name: str, folder: Path, flags: Sequence[str]) -> Iterator[str]:
     Raises:
         SettingError: it does not start.
     """
-    module, *words = COMMANDS[name]
+    module, *command = COMMANDS[name]
     port = child.free_port()
-    own = (f"--host={child.HOST}", f"--port={port}", f"--served-model-name={NAME}")
+    address = (f"--host={child.HOST}", f"--port={port}", f"--served-model-name={NAME}")
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
-    if name == BASELINE:  # which takes nearly all memory where nothing says how much
+    if name == BASELINE:  # which takes nearly all memory unless a limit is set
         env = {"VLLM_CPU_KVCACHE_SPACE": "1"} | env | {"VLLM_PLUGINS": ""}
     with (
         closing(engine_log.EngineLog(f"load-{name}")) as log,
         child.running(
-            [sys.executable, "-m", module, *words, str(folder), *own, *flags],
+            [sys.executable, "-m", module, *command, str(folder), *address, *flags],
             env=env | log.variables,
             stdin=subprocess.DEVNULL,
             stdout=log.file,
             stderr=log.file,
-            start_new_session=True,  # as in a terminal of its own: Linux shares cores by session
+            start_new_session=True,  # as in a separate terminal: Linux shares cores by session
         ) as process,
     ):
         if not child.serves(process, port):
@@ -80,27 +80,27 @@ def serving(name: str, folder: Path, flags: Sequence[str]) -> Iterator[str]:
 
 
 def load(url: str, at_a_time: int, seed: int) -> dict[str, float]:
-    """What vLLM's client finds.
+    """The figures that vLLM's client measures.
 
     Raises:
         SettingError: a request failed.
     """
-    asked = {
+    workload = {
         "max-concurrency": at_a_time,
         "num-prompts": REQUESTS[at_a_time],
         "random-input-len": PROMPT,
         "random-output-len": ANSWER,
         "seed": seed,
     }
-    words = [f"--base-url={url}", f"--model={NAME}", f"--tokenizer={TOKENIZER}", "--disable-tqdm"]
+    flags = [f"--base-url={url}", f"--model={NAME}", f"--tokenizer={TOKENIZER}", "--disable-tqdm"]
     with redirect_stdout(sys.stderr):
-        found = run_client(asked, words)
-    return {figure: found[figure] for figure in FIGURES}
+        figures = run_client(workload, flags)
+    return {figure: figures[figure] for figure in FIGURES}
 
 
 def start(shape: Shape, rounds: int, flags: Sequence[str], first: int) -> list[Round]:
     """The rounds of one start of both servers; ``first`` is the seed of its first round."""
-    found = []
+    results = []
     with ExitStack() as stack:
         folder, baseline, _ = stack.enter_context(models(shape))
         urls = {}
@@ -114,8 +114,8 @@ def start(shape: Shape, rounds: int, flags: Sequence[str], first: int) -> list[R
             for at_a_time in AT_A_TIME:
                 for name in order:
                     one[name][at_a_time] = load(urls[name], at_a_time, first + number)
-            found.append(one)
-    return found[1:]
+            results.append(one)
+    return results[1:]
 
 
 def compare(starts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="also write the document there")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
-    length = asked_length(parser, options, EIGHT)
+    length = length_of(parser, options, EIGHT)
     flags = [*FLAGS, f"--max-num-seqs={max(AT_A_TIME)}", "--no-enable-prefix-caching"]
     name, shape = options.shape, LLAMAS[options.shape]
     if options.quick:
@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     rows = compare(starts)
     sys.stderr.write("\n".join(tables.load(rows)) + "\n")
-    config = {"shape": name, "prompt": PROMPT, "answer": ANSWER, "flags": flags, **length.told()}
+    config = {"shape": name, "prompt": PROMPT, "answer": ANSWER, "flags": flags, **length.content()}
     config["interval"] = config["interval"] or "over rounds"
     publish(
         "serving.load", arguments, options.out, quick=options.quick, config=config, results=rows

@@ -33,6 +33,6 @@ def models(shape: Shape) -> Iterator[tuple[Path, Path, ParsedConfig]]:
         folder, baseline = Path(scratch) / "model", Path(scratch) / "baseline"
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(shape.config()))
-        found = check_model(str(folder), has_weights=False)
-        write_baseline(folder, found, baseline)
-        yield folder, baseline, found.translated(str(folder))
+        checked = check_model(str(folder), has_weights=False)
+        write_baseline(folder, checked, baseline)
+        yield folder, baseline, checked.translated(str(folder))

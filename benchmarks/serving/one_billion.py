@@ -39,7 +39,7 @@ from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.files import Header
 from attnres_serve.checkpoints.names import expected_parts, tensor_name
 from attnres_serve.checkpoints.write import SafetensorsFile
-from benchmarks.common import Length, add_length, asked_length, publish
+from benchmarks.common import Length, add_length, length_of, publish
 from benchmarks.published import tables
 from benchmarks.serving import latency
 from benchmarks.serving.load import NAME, OURS, TOKENIZER, serving
@@ -116,42 +116,42 @@ def write(shape: Shape, folder: Path) -> int:
         name = tensor_name(site, part, base.layout)
         shapes[name] = {"proj": (1, hidden), "norm": (hidden,), "bias": ()}[part]
     path = folder / "model.safetensors"
-    headers = {name: Header(found, "BF16", path) for name, found in shapes.items()}
+    headers = {name: Header(size, "BF16", path) for name, size in shapes.items()}
     torch.manual_seed(0)
     with SafetensorsFile(path, headers) as weights:
-        for name, found in shapes.items():
-            tensor = torch.ones(found, dtype=torch.bfloat16)
-            if len(found) > 1:
-                tensor.normal_(0, found[-1] ** -0.5)
+        for name, size in shapes.items():
+            tensor = torch.ones(size, dtype=torch.bfloat16)
+            if len(size) > 1:
+                tensor.normal_(0, size[-1] ** -0.5)
             weights.write(name, tensor, lambda _: None)
     return sum(map(prod, shapes.values()))
 
 
 def ask(url: str, prompt: list[int], tokens: int) -> float:
     """Seconds of a request; the end of a sequence is ignored."""
-    own = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    body = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     begin = time.perf_counter()
-    answer = httpx.post(f"{url}/v1/completions", json=own | {"ignore_eos": True}, timeout=None)
+    answer = httpx.post(f"{url}/v1/completions", json=body | {"ignore_eos": True}, timeout=None)
     took = time.perf_counter() - begin
     assert answer.raise_for_status().json()["usage"]["completion_tokens"] == tokens
     return took
 
 
 def most_memory() -> float:
-    """GiB that the processes below this one had resident when they had most, all together."""
-    found = 0
+    """Sum of the peak resident memory of this process's descendants, in GiB."""
+    kib = 0
     for process in psutil.Process().children(recursive=True):
         status = Path(f"/proc/{process.pid}/status").read_text()
-        found += int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
-    return found / 2**20
+        kib += int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
+    return kib / 2**20
 
 
 def serve(model: "Model", folder: Path, vocabulary: int, scratch: Path) -> list[dict[str, float]]:
-    """What is measured of every start of a server."""
+    """Measurements of every start of a server."""
     times = model.times
     os.environ["VLLM_CACHE_ROOT"] = str(scratch / "cache")  # without what was compiled before
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # the server takes what the model needs
-    found = []
+    rows = []
     for number in range(STARTS):
         begin = time.perf_counter()
         with serving(OURS, folder, model.flags[1:]) as url:  # the first has no weights read
@@ -164,7 +164,7 @@ def serve(model: "Model", folder: Path, vocabulary: int, scratch: Path) -> list[
                 long.append(ask(url, prompt[::-1], 1 + model.answer))
             memory = most_memory()
         prompt_s = sorted(short)[times // 2]
-        found.append(
+        rows.append(
             {
                 "start_s": start_s,
                 "memory_gib": memory,
@@ -172,8 +172,8 @@ def serve(model: "Model", folder: Path, vocabulary: int, scratch: Path) -> list[
                 "answer_tokens_per_s": model.answer / (sorted(long)[times // 2] - prompt_s),
             }
         )
-        sys.stderr.write(f"{found[-1]}\n")
-    return found
+        sys.stderr.write(f"{rows[-1]}\n")
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -188,8 +188,8 @@ class Model(NamedTuple):
     Attributes:
         benchmark: what the document is called.
         name: the model's, in the document.
-        shape, quick: its own, and a tiny one of its kind.
-        said: what is measured, on the first line.
+        shape, quick: the full shape, and a tiny one of the same kind.
+        about: what is measured; the first line describes the command.
         times: requests of each kind of a start, of which the median counts.
         prompt, answer: tokens of a request.
         step: the most tokens that an engine computes together, as it does once while it starts.
@@ -200,7 +200,7 @@ class Model(NamedTuple):
     name: str
     shape: Shape
     quick: Shape
-    said: str
+    about: str
     times: int = 5
     prompt: int = 512
     answer: int = 64
@@ -215,7 +215,7 @@ class Model(NamedTuple):
 
 def run(model: Model, arguments: list[str]) -> int:
     """Measure a model as a command line asks for it, and print one JSON document."""
-    parser = argparse.ArgumentParser(description=model.said.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=model.about.partition("\n")[0])
     add_length(parser, 2)
     parser.add_argument("--quick", action="store_true", help="a tiny model: no evidence")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the model, no more")
@@ -226,15 +226,16 @@ def run(model: Model, arguments: list[str]) -> int:
     if options.write:
         write(shape, options.write)
         return 0
-    length = asked_length(parser, options, 2)
+    length = length_of(parser, options, 2)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         parameters = write(shape, folder)
         served = serve(model, folder, shape.sizes["vocab_size"], Path(scratch))
         shutil.rmtree(folder)
         budget = 60 * options.budget
-        own = model.cases, model.flags
-        compared = latency.measure(shape, ["single_pass"], False, length, budget, *own)
+        compared = latency.measure(
+            shape, ["single_pass"], False, length, budget, model.cases, model.flags
+        )
     result = {"parameters": parameters, "served": served, **compared}
     sys.stderr.write("\n".join(tables.one_billion(result)) + "\n")
     publish(
@@ -249,7 +250,7 @@ def run(model: Model, arguments: list[str]) -> int:
             "answer": model.answer,
             "steps": model.cases[-1].steps,
             "requests": model.times,
-            **Length(compared["starts"], compared["rounds"]["counted"]).told(),
+            **Length(compared["starts"], compared["rounds"]["counted"]).content(),
             "procedure": PROCEDURE,
         },
         results={model.name: result},

@@ -41,9 +41,9 @@ class Shape:
     def config(self) -> dict[str, Any]:
         """The content of config.json in the house format."""
         family = FAMILIES[self.family]
-        own = {"architectures": [family.architecture], "model_type": family.model_type}
+        names = {"architectures": [family.architecture], "model_type": family.model_type}
         depth = {"attn_res": {"block_size": self.block_size}, "num_hidden_layers": self.layers}
-        return {**own, **depth, **COMMON, **self.sizes}
+        return {**names, **depth, **COMMON, **self.sizes}
 
 
 def llama(

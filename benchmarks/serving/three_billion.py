@@ -5,7 +5,7 @@
 
 48 layers of 2048 channels, 32 heads for queries and 8 for keys, all normed, blocks of 12 sublayers
 in one cumulative sum with recency biases; random weights in bfloat16.  It is measured as
-``one_billion`` measures its own, with the same attention in the model without sites, and by shorter
+``one_billion`` is, with the same attention in the model without sites, and by shorter
 requests: without instructions for bfloat16, two cores compute about two of its tokens a second.
 """
 

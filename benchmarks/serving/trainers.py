@@ -1,13 +1,13 @@
-"""How far the logprobs of a trainer's own classes are from the engine's, in float32 and bfloat16.
+"""How far the logprobs of a trainer's classes are from the engine's, in float32 and bfloat16.
 
     python -m benchmarks.serving.trainers --out benchmarks/results/cpu-trainers.json
 
-FLA comes with the tests' packages.  Two models with random weights, made and saved by their own
+FLA comes with the tests' packages.  Two models with random weights, made and saved by their
 libraries: FLA's transformer with blocks of 4 sublayers, and transformers' Qwen3, which ``convert
 --add-zero-queries`` makes an AttnRes model.  The engine samples answers at temperature 1; the class
 computes their logprobs again in the same type.  FLA has no code for a CPU: Triton's interpreter
-runs its norms, activations and rotary embedding, ``naive_attnres``, its own reference, its depth
-attention, and torch's attention takes the place of FlashAttention's.
+runs its norms, activations and rotary embedding, ``naive_attnres``, FLA's reference, its depth
+attention, and torch's attention replaces FlashAttention.
 """
 
 import argparse
@@ -36,7 +36,7 @@ Answers = list[tuple[list[int], list[int], list[float]]]  # prompt, answer, its 
 
 
 def fla_model(folder: Path) -> Any:
-    """A class of FLA's, as it stands in memory of a trainer; its checkpoint is in the folder."""
+    """An FLA model as a trainer has it in memory; its checkpoint is in the folder."""
     _run_fla_on_a_cpu()
     from fla.models import TransformerConfig, TransformerForCausalLM
     from fla.models.transformer import modeling_transformer
@@ -82,7 +82,7 @@ def _run_fla_on_a_cpu() -> None:
 
 
 def transformers_model(folder: Path) -> Any:
-    """A Qwen3 of transformers'; the folder has the AttnRes model that begins as it."""
+    """A Qwen3 model of transformers; the folder has the AttnRes model that starts from it."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -99,8 +99,9 @@ def transformers_model(folder: Path) -> Any:
     model = Qwen3ForCausalLM(config)
     plain = folder.with_name(f"{folder.name}-plain")
     model.save_pretrained(plain)
-    words = ["convert", str(plain), str(folder), "--add-zero-queries", "--block-size", str(BLOCK)]
-    subprocess.run([sys.executable, "-m", "attnres_serve", *words], check=True, stdout=sys.stderr)
+    command = [sys.executable, "-m", "attnres_serve", "convert", str(plain), str(folder)]
+    flags = ["--add-zero-queries", "--block-size", str(BLOCK)]
+    subprocess.run([*command, *flags], check=True, stdout=sys.stderr)
     return model
 
 
@@ -108,7 +109,7 @@ MODELS = {"FLA's transformer": fla_model, "transformers' Qwen3": transformers_mo
 
 
 def engine_answers(folder: Path, dtype: str) -> Answers:
-    """What the engine samples; in a process of its own, which knows nothing of the trainer."""
+    """What the engine samples; for a separate process, which does not import the trainer."""
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm import LLM, SamplingParams
@@ -120,10 +121,10 @@ def engine_answers(folder: Path, dtype: str) -> Answers:
     sampling = SamplingParams(
         temperature=1, max_tokens=ANSWER, seed=0, logprobs=0, detokenize=False, ignore_eos=True
     )
-    found = llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], sampling)
+    outputs = llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], sampling)
     llm.llm_engine.engine_core.shutdown()
     answers = []
-    for prompt, output in zip(prompts, (one.outputs[0] for one in found), strict=True):
+    for prompt, output in zip(prompts, (one.outputs[0] for one in outputs), strict=True):
         tokens = list(output.token_ids)
         rows = zip(output.logprobs, tokens, strict=True)
         answers.append((prompt, tokens, [row[token].logprob for row, token in rows]))
@@ -146,8 +147,8 @@ def compare(name: str, folder: Path) -> list[dict[str, Any]]:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             answers = pool.submit(engine_answers, folder, dtype).result()
         engine = [logprob for *_, logprobs in answers for logprob in logprobs]
-        found = asdict(compare_logprobs(trainer_logprobs(model.to(kind), answers), engine))
-        rows.append({"trainer": name, "dtype": dtype, **found})
+        distance = asdict(compare_logprobs(trainer_logprobs(model.to(kind), answers), engine))
+        rows.append({"trainer": name, "dtype": dtype, **distance})
         sys.stderr.write(f"{rows[-1]}\n")
     return rows
 

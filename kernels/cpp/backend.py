@@ -1,7 +1,7 @@
-"""The cpp backend: vectorised C++ on CPU, compiled once by the machine's own compiler.
+"""The cpp backend: vectorised C++ on CPU, compiled once by the machine's compiler.
 
-Each function is an operator of torch's, opaque to a compiler: no kernel per number of sources is
-generated, and a site costs one call.  In decode a call is mostly its own overhead, with the caches
+Each function is a torch operator, opaque to a compiler: no kernel per number of sources is
+generated, and a site costs one call.  In decode a call is mostly overhead, because the caches are
 full of other weights: so it takes few arguments, and a site returns no new tensor.
 ``interface`` describes the functions, ``operators.cpp`` and ``kernels.cpp`` are their code.
 """
@@ -29,11 +29,11 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def prepare(dtype: torch.dtype | None = None) -> None:
-    """Load the operators into torch, compiling them first where this machine has not yet.
+    """Load the operators into torch, compiling them first if this machine has not yet.
 
     The compiled libraries are kept in ``~/.cache/attnres_serve``
-    (``$XDG_CACHE_HOME/attnres_serve``); those that are there already are used, also where that
-    folder can only be read.
+    (``$XDG_CACHE_HOME/attnres_serve``), and existing ones are used, even if that folder is
+    read-only.
 
     Args:
         dtype: of the activations; None for all that there are kernels for.
@@ -128,7 +128,7 @@ def phase_1(
     completes: bool,
 ) -> tuple[Tensor, Answers]:
     group = queries[slot.position : slot.position + count]
-    own, eps = numbers(site, slot)
+    packed_slot, eps = numbers(site, slot)
     later = count - 1
     answers = bank.new_empty((later, *delta.shape))
     log_sums = bank.new_empty((later, delta.shape[0]), dtype=torch.float32)
@@ -137,7 +137,7 @@ def phase_1(
         bank,
         answers,
         log_sums,
-        own,
+        packed_slot,
         eps,
         completes,
         [one.query for one in group],
@@ -181,9 +181,9 @@ def numbers(site: SiteWeights, slot: BankSlot) -> tuple[int, int]:
 
 @torch.compiler.assume_constant_result
 def _packed(slot: int, logit_scale: float, key_eps: float, norm_eps: float) -> tuple[int, int]:
-    (own,) = struct.unpack("<q", struct.pack("<if", slot, logit_scale))
+    (packed_slot,) = struct.unpack("<q", struct.pack("<if", slot, logit_scale))
     (eps,) = struct.unpack("<q", struct.pack("<ff", norm_eps, key_eps))
-    return own, eps
+    return packed_slot, eps
 
 
 def _register_fakes() -> None:

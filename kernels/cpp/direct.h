@@ -1,4 +1,4 @@
-// Sites for graphs that are compiled; see direct.py.  They hold Python's lock, as the loops of
+// Sites for compiled graphs; see direct.py.  They hold Python's lock, as the loops of
 // inductor do.  Python.h stands before every other header.
 
 #pragma once
@@ -13,13 +13,13 @@ void* (*data_of)(PyObject*) = nullptr;  // of a tensor, by torch
 
 int64_t bits(int64_t from, int at, int count) { return (from >> at) & ((int64_t{1} << count) - 1); }
 
-struct NoNumber {};  // Python knows of the error
+struct NoNumber {};  // Python has set the error
 
-// What a function is given: the arguments of its operator, the number of tokens and the layout.
-struct Given {
+// Those of a function: the arguments of its operator, the number of tokens and the layout.
+struct Arguments {
   PyObject* const* all;
   int64_t tokens, layout;
-  Given(PyObject* const* all, int64_t count)
+  Arguments(PyObject* const* all, int64_t count)
       : all(all), tokens(number(count - 2)), layout(number(count - 1)) {}
   int64_t number(int64_t i) const {
     const int64_t value = PyLong_AsLongLong(all[i]);
@@ -56,13 +56,13 @@ struct Given {
 };
 
 template <class F>
-PyObject* called(PyObject* const* given, Py_ssize_t count, Py_ssize_t wanted, const F& body) {
-  if (count != wanted) {
-    PyErr_Format(PyExc_TypeError, "expected %zd arguments, not %zd", wanted, count);
+PyObject* called(PyObject* const* arguments, Py_ssize_t count, Py_ssize_t expected, const F& body) {
+  if (count != expected) {
+    PyErr_Format(PyExc_TypeError, "expected %zd arguments, not %zd", expected, count);
     return nullptr;
   }
   try {
-    body(Given(given, count));
+    body(Arguments(arguments, count));
   } catch (const NoNumber&) {
     return nullptr;
   } catch (const std::exception& error) {
@@ -75,15 +75,15 @@ PyObject* called(PyObject* const* given, Py_ssize_t count, Py_ssize_t wanted, co
   Py_RETURN_NONE;
 }
 
-PyObject* single_pass_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  return called(given, count, 10, [](const Given& all) {
+PyObject* single_pass_direct(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return called(arguments, count, 10, [](const Arguments& all) {
     const State state = all.state();
     kernels(state.dtype).attend(state, 0, {}, all.numbers(2), all.site(4));
   });
 }
 
-PyObject* phase_1_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  return called(given, count, 13, [](const Given& all) {
+PyObject* phase_1_direct(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return called(arguments, count, 13, [](const Arguments& all) {
     const State state = all.state();
     kernels(state.dtype).attend_group(
         state, all.numbers(4), all.number(6), all.keys(7), all.norm_weight(10), all.data(2),
@@ -91,8 +91,8 @@ PyObject* phase_1_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
   });
 }
 
-PyObject* phase_2_direct(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  return called(given, count, 14, [](const Given& all) {
+PyObject* phase_2_direct(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return called(arguments, count, 14, [](const Arguments& all) {
     const State state = all.state();
     kernels(state.dtype).attend(
         state, all.number(5), answered(state, all.data(2), all.floats(3), all.number(4)),

@@ -1,11 +1,10 @@
 """Compiled graphs call the cpp backend's sites directly, past torch's dispatcher.
 
-In decode, with the caches full of other weights, the dispatcher's way to an operator (its arguments
-boxed, every size and stride asked for) costs three times as much as the site's work.  A compiler
-knows dtypes and sizes, so the code that inductor generates hands over the operator's arguments as
-they are, with the number of tokens and the layout behind them, to a builtin function that reads
-addresses only: as inductor calls its own loops.  What cannot be called so is called as the
-operator.
+In decode, with the caches full of other weights, the dispatcher costs three times as much as the
+site's work: it boxes the arguments and reads every size and stride.  A compiler knows dtypes and
+sizes.  So the code that inductor generates passes the operator's arguments as they are, followed by
+the number of tokens and the layout, to a builtin function that reads addresses only, as inductor
+calls its loops.  A site that cannot be called so is called as the operator.
 """
 
 import ctypes
@@ -31,7 +30,7 @@ def operator(name: str) -> str:
 
 
 def _by_operator(name: str, *arguments: Any) -> None:
-    """What the direct call does, where code was generated elsewhere and cannot be called here."""
+    """The direct call in a process that loads code generated elsewhere and has none itself."""
     getattr(torch.ops.attnres_serve, f"cpp_{name}")(*arguments[:-2])
 
 
@@ -82,34 +81,38 @@ def _write_call(name: str, node: Any, writeline: Callable[[str], None]) -> None:
     arguments = node.codegen_args()
     values, _ = node.unflatten_args(node.inputs, node.constant_args)
     names = [one.name for one in node.op_overload._schema.arguments]
-    given = dict(zip(names, values, strict=True))
-    if not _fits(given):
+    by_name = dict(zip(names, values, strict=True))
+    if not _fits(by_name):
         writeline(f"{operator(name)}({', '.join(arguments)})")
         return
-    x, bank = given["x"], given["bank"]
+    x, bank = by_name["x"], by_name["bank"]
     (tokens, hidden), slots = x.get_size(), bank.get_size()[1]
-    known = layout(int(hidden), int(slots), x.get_dtype(), given["norm_weight"].get_dtype())
-    wrapper, own = V.graph.wrapper_code, f"attnres_{name}"
+    known = layout(int(hidden), int(slots), x.get_dtype(), by_name["norm_weight"].get_dtype())
+    wrapper, function = V.graph.wrapper_code, f"attnres_{name}"
     wrapper.add_import_once(f"from {__name__} import calls as attnres_calls")
     wrapper.add_import_once(f"from {__name__} import recorded as attnres_recorded")
     wrapper.add_import_once(
-        f"{own}, {own}_seen = attnres_calls['{name}'], attnres_recorded['{name}']"
+        f"{function}, {function}_seen = attnres_calls['{name}'], attnres_recorded['{name}']"
     )
     numbers = wrapper.codegen_sizevar(tokens), str(known)
-    scope = f"with {own}_seen: " if config.cpp.enable_kernel_profile else ""
-    writeline(f"{scope}{own}({', '.join((*arguments, *numbers))})")
+    scope = f"with {function}_seen: " if config.cpp.enable_kernel_profile else ""
+    writeline(f"{scope}{function}({', '.join((*arguments, *numbers))})")
 
 
-def _fits(given: dict[str, Any]) -> bool:
-    """Whether the arguments of an operator, inductor's by their names, lie as it reads them."""
+def _fits(by_name: dict[str, Any]) -> bool:
+    """Whether a direct call can read the arguments of an operator, inductor's by their names."""
     from sympy import Integer
 
-    x, bank, norm_weight = (given[name] for name in ("x", "bank", "norm_weight"))
+    x, bank, norm_weight = (by_name[name] for name in ("x", "bank", "norm_weight"))
     tokens, hidden = x.get_size()
     slots = bank.get_size()[1]
-    one = "query" in given
-    keys = (given["query"], given["key_norm"]) if one else (*given["queries"], *given["key_norms"])
-    biases = [given["bias"]] if given.get("bias") is not None else given.get("biases") or []
+    one = "query" in by_name
+    keys = (
+        (by_name["query"], by_name["key_norm"])
+        if one
+        else (*by_name["queries"], *by_name["key_norms"])
+    )
+    biases = [by_name["bias"]] if by_name.get("bias") is not None else by_name.get("biases") or []
     return (
         x.get_device() == bank.get_device() == torch.device("cpu")
         and isinstance(hidden, Integer)
@@ -121,9 +124,9 @@ def _fits(given: dict[str, Any]) -> bool:
         and all(_dense(vector, hidden) for vector in (*keys, norm_weight))
         and {key.get_dtype() for key in keys} == {torch.float32}
         and len(biases) in (0, len(keys) // 2)
-        and all(_bias_fits(bias, given["slot"]) for bias in biases)
+        and all(_bias_fits(bias, by_name["slot"]) for bias in biases)
         and {x.get_dtype(), norm_weight.get_dtype()} <= DTYPES.keys()
-        and ("answers" not in given or _answers_fit(given, tokens, hidden))
+        and ("answers" not in by_name or _answers_fit(by_name, tokens, hidden))
     )
 
 
@@ -133,24 +136,24 @@ def _bias_fits(bias: Any, slot: int) -> bool:
     return bool(rows >= read and _dense(bias, rows) and bias.get_dtype() == torch.float32)
 
 
-def _answers_fit(given: dict[str, Any], tokens: Any, hidden: Any) -> bool:
+def _answers_fit(by_name: dict[str, Any], tokens: Any, hidden: Any) -> bool:
     """Whether answers and log-sum-exps are those of this batch and group."""
-    answers, log_sums = given["answers"], given["log_sums"]
+    answers, log_sums = by_name["answers"], by_name["log_sums"]
     sites = answers.get_size()[0]
-    if "queries" in given:
-        known = sites == len(given["queries"]) - 1 == len(given["key_norms"]) - 1
+    if "queries" in by_name:
+        known = sites == len(by_name["queries"]) - 1 == len(by_name["key_norms"]) - 1
     else:
-        known = 0 <= given["position"] < sites
+        known = 0 <= by_name["position"] < sites
     return bool(
         known
         and _dense(answers, sites, tokens, hidden)
         and _dense(log_sums, sites, tokens)
-        and answers.get_dtype() == given["x"].get_dtype()
+        and answers.get_dtype() == by_name["x"].get_dtype()
         and log_sums.get_dtype() == torch.float32
     )
 
 
 def _dense(tensor: Any, *shape: Any) -> bool:
-    """Whether a tensor of inductor's is of this shape and contiguous."""
+    """Whether inductor's tensor has this shape and is contiguous."""
     strides = [prod(shape[at + 1 :]) for at in range(len(shape))]
     return list(tensor.get_size()) == list(shape) and list(tensor.get_stride()) == strides

@@ -12,10 +12,10 @@ namespace attnres {
 namespace {
 
 constexpr int64_t kBlock = 16;  // channels of an expert's output that a thread takes at once
-constexpr int64_t kAhead = 2;   // steps of kPair rows by which weights are asked for early
+constexpr int64_t kAhead = 2;   // steps of kPair rows by which weights are requested early
 
-// to[g][r] is the product of vector g and row r of a matrix that has `count` rows left; what is
-// behind them is one of theirs again.  Where a matrix is `fresh`, later rows are asked for.
+// to[g][r] is the product of vector g and row r of a matrix that has `count` rows left;
+// products behind them repeat one of these rows.  If a matrix is `fresh`, later rows are requested.
 template <class D, int64_t G>
 FLAT void multiply(
     float* const* to, const typename D::Element* matrix, int64_t count,
@@ -133,27 +133,27 @@ struct Experts {
       in_groups(part.end - part.begin, [&](int64_t at, auto several) {
         constexpr int64_t G = several;
         const int64_t row = part.begin + at;
-        float found[G][kBlock];
+        float sums_of_rows[G][kBlock];
         const float* from[G];
         for (int64_t g = 0; g < G; ++g) from[g] = &hidden[(row + g) * hiddens];
-        products<D>(found, matrix, count, from, width, at == 0);
+        products<D>(sums_of_rows, matrix, count, from, width, at == 0);
         for (int64_t g = 0; g < G; ++g)
           for (int64_t r = 0; r < count; ++r)
-            y[(row + g) * latent + first + r] = shares[row + g] * found[g][r];
+            y[(row + g) * latent + first + r] = shares[row + g] * sums_of_rows[g][r];
       });
     });
   }
 };
 
 template <class D>
-void situ_experts(const SituExperts& given) {
-  const int64_t tokens = given.tokens, latent = given.latent, experts = given.experts;
-  const int64_t width = given.width, top_k = given.top_k, chosen = tokens * top_k;
+void situ_experts(const SituExperts& call) {
+  const int64_t tokens = call.tokens, latent = call.latent, experts = call.experts;
+  const int64_t width = call.width, top_k = call.top_k, chosen = tokens * top_k;
   Experts<D> all{
-      static_cast<const D::Element*>(given.gate_up), static_cast<const D::Element*>(given.down),
-      latent, width, padded(latent), padded(width), {given.beta, given.clip}, {}, {}, {}, {}, {}};
+      static_cast<const D::Element*>(call.gate_up), static_cast<const D::Element*>(call.down),
+      latent, width, padded(latent), padded(width), {call.beta, call.clip}, {}, {}, {}, {}, {}};
 
-  const int64_t* expert = given.ids;
+  const int64_t* expert = call.ids;
   std::vector<int64_t> ends(experts), rows(chosen, -1);
   for (int64_t at = 0; at < chosen; ++at) {
     STD_TORCH_CHECK(-1 <= expert[at] && expert[at] < experts, "there is no expert ", expert[at]);
@@ -171,9 +171,9 @@ void situ_experts(const SituExperts& given) {
     if (expert[at] >= 0) {
       const int64_t row = rows[at] = ends[expert[at]]++;
       all.x[row] = &widened[at / top_k * all.inputs];
-      all.shares[row] = given.shares[at];
+      all.shares[row] = call.shares[at];
     }
-  const auto* x = static_cast<const D::Element*>(given.x);
+  const auto* x = static_cast<const D::Element*>(call.x);
   for (int64_t token = 0; token < tokens; ++token)
     steps(latent, [&](int64_t at, int64_t n) {
       Float32::narrow(
@@ -187,7 +187,7 @@ void situ_experts(const SituExperts& given) {
   }
   torch::stable::parallel_for(
       0, tokens, std::max<int64_t>(1, kGrain / (top_k * latent)), [&](int64_t from, int64_t to) {
-        float* out = given.out;
+        float* out = call.out;
         std::fill(out + from * latent, out + to * latent, 0.0f);
         for (int64_t at = from * top_k; at < to * top_k; ++at)
           if (rows[at] >= 0)

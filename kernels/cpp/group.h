@@ -42,25 +42,25 @@ void attend_group(
       if (!completes) score<D, 1>(&weights[row], &rows[row], folded, key_eps, hidden);
       for (int64_t site = 0; biased && site < sites; ++site)
         add_bias(weights + site * apart, keys[site].bias, site ? later_count : count);
-      // G sites from this one on, which is the first one where `own`.
-      const auto run = [&]<bool own>(int64_t site, auto group, std::bool_constant<own>) {
+      // G sites from this one on, which is the first one where `is_first`.
+      const auto run = [&]<bool is_first>(int64_t site, auto group, std::bool_constant<is_first>) {
         constexpr int64_t G = group;
-        float *scores[G], inverse[G], found[G];
+        float *scores[G], inverse[G], log_sums[G];
         for (int64_t g = 0; g < G; ++g) scores[g] = weights + (site + g) * apart;
-        const int64_t read = own ? count : later_count;
+        const int64_t read = is_first ? count : later_count;
         in_groups(G, [&](int64_t g, auto several) {
-          softmax<several>(scores + g, inverse + g, found + g, read);
+          softmax<several>(scores + g, inverse + g, log_sums + g, read);
         });
         typename D::Element* to[G];
         for (int64_t g = 0; g < G; ++g) {
-          if (own && g == 0) continue;
-          log_sum[(site + g - 1) * tokens + token] = found[g];
+          if (is_first && g == 0) continue;
+          log_sum[(site + g - 1) * tokens + token] = log_sums[g];
           to[g] = answer(site + g - 1, token);
         }
         mix<D, G>(
             rows.data(), scores, inverse, read, hidden, nullptr,
             [&](auto g, int64_t at, Step sum, int64_t n) {
-              if constexpr (!own || g > 0) return store_rounded<D>(to[g] + at, sum, n);
+              if constexpr (!is_first || g > 0) return store_rounded<D>(to[g] + at, sum, n);
               Float32::narrow(mixed + at, sum);
               squares += sum.low * sum.low;
               squares += sum.high * sum.high;

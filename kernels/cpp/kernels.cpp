@@ -1,4 +1,4 @@
-// The functions of one dtype of activations: DTYPE, which the compiler is told.
+// The functions of one dtype of activations: DTYPE, a macro on the compiler's command line.
 
 #include "experts.h"
 #include "group.h"

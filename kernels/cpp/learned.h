@@ -36,18 +36,18 @@ template <class D>
 struct Norm {
   const float* weight;  // in the order of D
   float eps;
-  Norm(const NormWeight& given, float eps, int64_t hidden) : eps(eps) {
+  Norm(const NormWeight& norm_weight, float eps, int64_t hidden) : eps(eps) {
     float* wide = scratch(kNormWeight, padded(hidden));
     const auto widen = [&](auto stored) {
       using W = decltype(stored);
-      const auto* from = static_cast<const typename W::Element*>(given.data);
+      const auto* from = static_cast<const typename W::Element*>(norm_weight.data);
       steps(hidden, [&](int64_t at, int64_t n) {
         Step step = load<W>(from + at, n);
         if constexpr (!std::is_same_v<W, D>) step = reordered<W>(step);
         Float32::narrow(wide + at, step);
       });
     };
-    switch (given.dtype) {
+    switch (norm_weight.dtype) {
       case ScalarType::Float: widen(Float32{}); break;
       case ScalarType::BFloat16: widen(BFloat16{}); break;
       case ScalarType::Half: widen(Float16{}); break;
@@ -72,9 +72,9 @@ struct Norm {
   FLAT void apply(
       typename D::Element* const* to, const float* const* rows, const Vec* squares,
       int64_t hidden) const {
-    const Four found = scales<G>(squares, eps, hidden);
+    const Four factors = scales<G>(squares, eps, hidden);
     float scale[4];
-    std::memcpy(scale, &found, sizeof scale);
+    std::memcpy(scale, &factors, sizeof scale);
     steps(hidden, [&](int64_t at, int64_t n) {
       const Step w = Float32::widen(weight + at);
       each<G>([&](auto g) {

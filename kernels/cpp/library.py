@@ -50,16 +50,16 @@ def path(dtype: str | None = None) -> Path:
 def compile_ahead(dtype: str) -> None:
     """Begin to compile what a model needs in a thread of this process, where it is not there yet.
 
-    Whoever loads it meanwhile waits for it.  A failure is not told here: ``load`` tries again.
+    Whoever loads it meanwhile waits for it.  A failure is not reported here: ``load`` tries again.
 
     Args:
         dtype: of its activations; only time is lost if it is another one or none of ``KERNELS``.
     """
     global _AHEAD
-    wanted = (None, dtype) if dtype in KERNELS else (None,)
+    libraries = (None, dtype) if dtype in KERNELS else (None,)
     with suppress(OSError):
-        if any(not path(one).exists() for one in wanted):
-            _AHEAD = threading.Thread(target=_compile_once, args=wanted, daemon=True)
+        if any(not path(one).exists() for one in libraries):
+            _AHEAD = threading.Thread(target=_compile_once, args=libraries, daemon=True)
             _AHEAD.start()
 
 
@@ -76,7 +76,7 @@ def load(dtype: str | None = None) -> Path:
         Its path.
 
     Raises:
-        BackendError: there is no C++ compiler, or it failed; with its own reason.
+        BackendError: there is no C++ compiler, or it failed; the message has its reason.
         OSError: the cache cannot be written.
     """
     library = path(dtype)
@@ -140,16 +140,16 @@ def _compile(library: Path, dtype: str | None) -> None:
     """Compile and move it here; whoever calls it holds the lock.
 
     Raises:
-        BackendError: there is no C++ compiler, or it failed; with its own reason.
+        BackendError: there is no C++ compiler, or it failed; the message has its reason.
     """
     compiler = os.environ.get("CXX", "c++")
     try:
-        words = shlex.split(compiler)  # it may have a wrapper before it, and flags behind
+        command = shlex.split(compiler)  # it may have a wrapper before it, and flags behind
     except ValueError:  # a quotation without an end
-        words = []
-    # An environment that is not activated may have a compiler of its own.
+        command = []
+    # An environment that is not activated may have a compiler.
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
-    if not words or not shutil.which(words[0], path=path):
+    if not command or not shutil.which(command[0], path=path):
         raise BackendError(
             f"the C++ backend could not be compiled, there is no {compiler!r} on the path; install "
             "a C++ compiler such as g++, or choose the torch backend."
@@ -165,7 +165,7 @@ def _compile(library: Path, dtype: str | None) -> None:
     with tempfile.TemporaryDirectory(prefix=f"{library.stem}-", dir=library.parent) as build:
         built = Path(build) / library.name
         done = subprocess.run(
-            [*words, *FLAGS, "-shared", "-fPIC", *sources, *links, "-o", str(built)],
+            [*command, *FLAGS, "-shared", "-fPIC", *sources, *links, "-o", str(built)],
             env=os.environ | {"PATH": path, "LC_ALL": "C"},
             capture_output=True,
             text=True,

@@ -104,10 +104,10 @@ FLAT void products(
   });
   if constexpr (first) each<R>([&](auto r) { squared[r] = squares[r]; });
   Vec all[16] = {};
-  float found[16];
+  float products[16];
   each<G>([&](auto g) { each<R>([&](auto r) { all[g * R + r] = dots[g][r]; }); });
-  sums(found, all);
-  each<G>([&](auto g) { each<R>([&](auto r) { to[g][r] = found[g * R + r]; }); });
+  sums(products, all);
+  each<G>([&](auto g) { each<R>([&](auto r) { to[g][r] = products[g * R + r]; }); });
 }
 
 // Logits of rows for all `queries`, those of a site `apart`; `squared` has room for as many vectors,

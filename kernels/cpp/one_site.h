@@ -34,7 +34,7 @@ void attend(
     const int64_t apart = whole(sources), wide = padded(hidden);
     std::vector<const typename D::Element*> rows(most * count);
     float* weights = scratch(kWeights, most * (apart + count));
-    float *mixes = scratch(kMixed, most * wide), *found = weights + most * apart;
+    float *mixes = scratch(kMixed, most * wide), *row_scores = weights + most * apart;
     for (int64_t first_token = begin; first_token < end; first_token += most) {
       const int64_t together = std::min(most, end - first_token);
       const int64_t next = first_token + together + most <= end ? most : 0;
@@ -44,11 +44,11 @@ void attend(
         for (int64_t i = 0; i < count; ++i) rows[t * count + i] = bank(token, first + i);
       }
       in_groups(together * count, [&](int64_t i, auto several) {
-        score<D, several>(found + i, &rows[i], folded, key_eps, hidden, next * bank.stride);
+        score<D, several>(row_scores + i, &rows[i], folded, key_eps, hidden, next * bank.stride);
       });
       for (int64_t t = 0; t < together; ++t) {
         float* scores = weights + t * apart;
-        std::copy_n(found + t * count, count, scores);
+        std::copy_n(row_scores + t * count, count, scores);
         if (site.bias) add_bias(scores, site.bias + first, count);
         if (answers) scores[count] = known.log_sum[first_token + t];
       }

@@ -1,5 +1,5 @@
-// The operators of the cpp backend, for whatever dtype: they check what they are given and hand it
-// to the kernels of its dtype.  Operators and arguments are described in interface.py.
+// The operators of the cpp backend, for every dtype: they check their arguments and pass them to
+// the kernels of their dtype.  Operators and arguments are described in interface.py.
 
 #if __has_include(<Python.h>)
 #define PY_SSIZE_T_CLEAN

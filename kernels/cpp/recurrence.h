@@ -92,14 +92,14 @@ template <int64_t R, int64_t N>
 FLAT [[gnu::noinline]] void advance(float* rows, const Chunk& chunk, int64_t first, float scale) {
   const int64_t width = N ? N * kLanes : chunk.width, vectors = width / kLanes;
   [[maybe_unused]] Vec kept[R][N ? N : 1];
-  const auto given = [&](int64_t r, int64_t i) { return rows + r * width + i * kLanes; };
+  const auto at = [&](int64_t r, int64_t i) { return rows + r * width + i * kLanes; };
   const auto get = [&](int64_t r, int64_t i) {
     if constexpr (N > 0) return kept[r][i];
-    else return vector_at(given(r, i));
+    else return vector_at(at(r, i));
   };
   const auto put = [&](int64_t r, int64_t i, Vec s) {
     if constexpr (N > 0) kept[r][i] = s;
-    else std::memcpy(given(r, i), &s, sizeof s);
+    else std::memcpy(at(r, i), &s, sizeof s);
   };
   const auto each = [&](const auto& body) {
 #pragma GCC unroll 16
@@ -108,7 +108,7 @@ FLAT [[gnu::noinline]] void advance(float* rows, const Chunk& chunk, int64_t fir
       for (int64_t r = 0; r < R; ++r) body(r, i);
     }
   };
-  if constexpr (N > 0) each([&](int64_t r, int64_t i) { kept[r][i] = vector_at(given(r, i)); });
+  if constexpr (N > 0) each([&](int64_t r, int64_t i) { kept[r][i] = vector_at(at(r, i)); });
   for (int64_t t = 0; t < chunk.tokens; ++t) {
     const float *q = chunk.q + t * width, *k = chunk.k + t * width, *d = chunk.decay + t * width;
     const float* v = chunk.v + t * kRows + first;
@@ -129,7 +129,7 @@ FLAT [[gnu::noinline]] void advance(float* rows, const Chunk& chunk, int64_t fir
     each([&](int64_t r, int64_t i) { put(r, i, get(r, i) + delta[r] * vector_at(k + i * kLanes)); });
   }
   if constexpr (N > 0)
-    each([&](int64_t r, int64_t i) { std::memcpy(given(r, i), &kept[r][i], sizeof(Vec)); });
+    each([&](int64_t r, int64_t i) { std::memcpy(at(r, i), &kept[r][i], sizeof(Vec)); });
 }
 
 template <int64_t G, int64_t N>
@@ -140,7 +140,7 @@ void in_rows(float* rows, int64_t count, const Chunk& chunk, float scale) {
 }
 
 // A prompt has sixteen vectors of sixteen in registers, a single token eight: that one waits for
-// memory, and the fewer it takes at once the sooner the next are asked for.
+// memory, and the fewer it takes at once the sooner the next are requested.
 void advance_all(float* rows, int64_t count, const Chunk& chunk, float scale) {
   const bool one = chunk.tokens == 1;
   switch (chunk.width) {
@@ -156,7 +156,7 @@ struct Recurrence {
   Rows3 q, k, v, decay, state, out;
   std::optional<Rows3> beta;
   int64_t keys, values, width, share;  // heads that share a key
-  bool same_decay, in_place;           // one decay for a head; whether a state is its own float32
+  bool same_decay, in_place;           // one decay for a head; whether states are computed in place
   float scale;
 
   // Tokens of a head from `begin` on.
@@ -206,7 +206,7 @@ struct Recurrence {
 std::vector<Sequence> sequences_of(
     const Tensor& slots, const Tensor& starts, const Tensor& has_history, int64_t tokens,
     int64_t blocks) {
-  std::vector<Sequence> found;
+  std::vector<Sequence> sequences;
   const auto* had = static_cast<const bool*>(has_history.const_data_ptr());
   for (int64_t n = 0; n < slots.size(0); ++n) {
     const int64_t begin = integer(starts, n), end = integer(starts, n + 1), slot = integer(slots, n);
@@ -214,9 +214,9 @@ std::vector<Sequence> sequences_of(
         slot < blocks && 0 <= begin && begin <= end && end <= tokens,
         "a sequence of the recurrence is outside of its tokens or blocks");
     if (slot > 0 && begin < end)
-      found.push_back({begin, end, slot, !had[n * has_history.stride(0)]});
+      sequences.push_back({begin, end, slot, !had[n * has_history.stride(0)]});
   }
-  return found;
+  return sequences;
 }
 
 void recurrence(
@@ -248,7 +248,7 @@ void recurrence(
   STD_TORCH_CHECK(
       has_history.scalar_type() == ScalarType::Bool, "has_history of the recurrence must be bool");
   const int64_t width = (keys + kLanes - 1) / kLanes * kLanes;
-  const Recurrence own{
+  const Recurrence call{
       .q = Rows3(q), .k = Rows3(k), .v = Rows3(v), .decay = Rows3(decay), .state = Rows3(state),
       .out = Rows3(out), .beta = beta ? std::optional(Rows3(*beta)) : std::nullopt, .keys = keys,
       .values = values, .width = width, .share = heads / q.size(1),
@@ -263,7 +263,7 @@ void recurrence(
   torch::stable::parallel_for(0, heads * parts * count, grain, [&](int64_t from, int64_t to) {
     for (int64_t item = from; item < to; ++item) {
       const int64_t part = item / count;
-      own.run(sequences[item % count], part / parts, part % parts * kRows);
+      call.run(sequences[item % count], part / parts, part % parts * kRows);
     }
   });
 }

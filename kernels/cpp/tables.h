@@ -12,11 +12,11 @@ const Kernels* tables[kTables] = {};
 
 const Kernels& kernels(ScalarType dtype) {
   const auto number = static_cast<int64_t>(dtype);
-  const Kernels* found = number < kTables ? tables[number] : nullptr;
+  const Kernels* table = number < kTables ? tables[number] : nullptr;
   STD_TORCH_CHECK(
-      found, "the C++ backend takes float32, float16 and bfloat16, those of them that it was "
+      table, "the C++ backend takes float32, float16 and bfloat16, those of them that it was "
              "prepared for");
-  return *found;
+  return *table;
 }
 
 // The answer of one site among those of its group.

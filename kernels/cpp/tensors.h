@@ -1,4 +1,4 @@
-// What operators are given, checked, as they hand it to the kernels of a dtype.
+// Arguments of operators, checked, as the kernels of a dtype take them.
 
 #pragma once
 
@@ -121,7 +121,7 @@ struct Ahead {
   const float* log_sum = nullptr;
 };
 
-// What a site is told besides tensors.  Five numbers come in two, as the bits of each half: with
+// Arguments of a site besides tensors.  Five numbers come in two, as the bits of each half: with
 // cold caches, as in decode, an argument costs a microsecond.
 struct Numbers {
   int64_t row;
@@ -181,7 +181,7 @@ struct SituExperts {
   float beta, clip;  // bounds of the gate and of what it gates, the latter 0 for none
 };
 
-// The functions of one dtype; each is compiled for it alone, in a library of its own.
+// The functions of one dtype, which a separate library holds.
 struct Kernels {
   void (*attend)(
       const State& state, int64_t first, const Ahead& known, const Numbers& numbers,
@@ -190,7 +190,7 @@ struct Kernels {
       const State& state, const Numbers& numbers, bool completes, const Keys& keys,
       const NormWeight& norm_weight, void* answers, float* log_sum);
   void (*add_to_row)(const State& state, int64_t row);
-  void (*situ_experts)(const SituExperts& given);
+  void (*situ_experts)(const SituExperts& call);
 };
 
 }  // namespace attnres

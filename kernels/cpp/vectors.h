@@ -1,6 +1,6 @@
 // Rows of activations as vectors of float32, step by step.
 //
-// Vectors are the compiler's own, so the source names no instruction.  They are as long as the
+// Vectors are types of the compiler, so the source names no instruction.  They are as long as the
 // machine's: GCC takes longer ones apart element by element.  Activations are read and written in
 // their dtype, everything between is float32.
 
@@ -161,7 +161,7 @@ struct Float16 {
   static Step arrange(Step step) { return step; }
 };
 
-// `count` is kStep but for the tail of a row, which is padded with zeros.
+// `count` is kStep except in the tail of a row, which is padded with zeros.
 template <class D>
 inline Step load(const typename D::Element* from, int64_t count) {
   if (count == kStep) return D::widen(from);
@@ -322,22 +322,22 @@ inline void sums(float* to, const Vec* wide) {
 #ifdef __AVX512F__
   Vec all[4][4];
   std::memcpy(all, wide, sizeof all);
-  const Vec found = sums(all);
-  std::memcpy(to, &found, sizeof found);
+  const Vec totals = sums(all);
+  std::memcpy(to, &totals, sizeof totals);
 #else
   for (int64_t at = 0; at < 16; at += 4) sums<4>(to + at, wide + at);
 #endif
 }
 
-// What normalises G rows of these sums of squares: one over the root of the mean square.
+// Factors that normalise G rows with these sums of squares: one over the root of the mean square.
 template <int64_t G>
 inline Four scales(const Vec* squares, float eps, int64_t hidden) {
   float mean[4] = {};
   sums<G>(mean, squares);
   for (float& one : mean) one = 1 / std::sqrt(one / hidden + eps);  // four at once
-  Four found;
-  std::memcpy(&found, mean, sizeof found);
-  return found;
+  Four factors;
+  std::memcpy(&factors, mean, sizeof factors);
+  return factors;
 }
 
 // e to the power of each element, of those up to 0.  Where that is below 2^-126 it is 0, because

@@ -8,13 +8,13 @@ from torch.nn.functional import silu
 def short_convolution(
     x: Tensor, weight: Tensor, state: Tensor, slots: Tensor, starts: Tensor, has_history: Tensor
 ) -> Tensor:
-    """Mix each channel's last ``W`` inputs, its own sequence's only, and apply SiLU.
+    """Mix each channel's last ``W`` inputs of the same sequence and apply SiLU.
 
     ``T`` tokens, ``C`` channels, ``W`` weights of a channel.
 
     Args:
         x: ``[T, C]`` in any float dtype; sums are float32 (float64 for float64).
-        weight: ``[C, W]``; the last weight is the token's own.
+        weight: ``[C, W]``; the last weight is for the token itself.
         state: the inputs before a sequence's next token, ``[blocks, C, W - 1]`` with any strides,
             written in place.
         slots, starts, has_history: as ``recurrence`` has them, padding too.

@@ -35,8 +35,8 @@ def recurrence(
         queries, keys, values = (_of_heads(x[token].to(wide), heads) for x in (q, k, v))
         now = kept[going] * decay[token].unsqueeze(-2)
         if beta is not None:
-            told = torch.einsum("nhvk,nhk->nhv", now, keys)
-            values = (values - told) * beta[token].to(wide).unsqueeze(-1)
+            recalled = torch.einsum("nhvk,nhk->nhv", now, keys)
+            values = (values - recalled) * beta[token].to(wide).unsqueeze(-1)
         now = now + values.unsqueeze(-1) * keys.unsqueeze(-2)
         out[token] = (scale * torch.einsum("nhvk,nhk->nhv", now, queries)).to(out.dtype)
         kept[going] = now

@@ -146,9 +146,9 @@ def _blend_unrolled(scores: list[Tensor], sources: Sequence[Tensor]) -> tuple[Te
 
 
 def _unrolled(sources: Tensors, queries: Tensors, eps: float, biases: Tensors | None) -> Answers:
-    own = zip(queries, biases or [None] * len(queries), strict=True)
+    pairs = zip(queries, biases or [None] * len(queries), strict=True)
     return tuple(
-        _blend_unrolled(_scores(sources, query, eps, bias), sources) for query, bias in own
+        _blend_unrolled(_scores(sources, query, eps, bias), sources) for query, bias in pairs
     )
 
 

@@ -1,7 +1,7 @@
-"""The triton backend: the Triton kernels as operators of torch's; see ``interface``.
+"""The triton backend: the Triton kernels as torch operators; see ``interface``.
 
 The queries of a pipeline stage come folded in one tensor ``[S, d]`` float32, and its biases, if it
-has any, in another ``[S, n]``, with zeros behind those of a site's own sources.
+has any, in another ``[S, n]``, with zeros behind those of a site's sources.
 """
 
 from collections.abc import Sequence
@@ -97,10 +97,10 @@ def phase_1(
     completes: bool,
 ) -> tuple[Tensor, Answers]:
     folded, biases = queries
-    own = _site(site._replace(bias=biases), slot)
-    normed, *answers = _ops.triton_phase_1(delta, bank, folded, count, completes, *own)
-    # Graphs of other layers take these by name.  ``getitem_70`` would number all of a layer's own,
-    # and then no two layers were equal and shared what is compiled; nothing else is a ``detach``.
+    arguments = _site(site._replace(bias=biases), slot)
+    normed, *answers = _ops.triton_phase_1(delta, bank, folded, count, completes, *arguments)
+    # Graphs of other layers take these by name.  A name such as ``getitem_70`` counts the nodes of
+    # its layer, so no two layers would be equal and share compiled code; only these are ``detach``.
     answer, log_sum = (each.detach() for each in answers)
     return normed, (answer, log_sum)
 

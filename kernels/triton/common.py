@@ -51,12 +51,12 @@ def config_for(hidden_size: int) -> Config:
 
 
 def entry(table: Mapping[int, Value], size: int) -> Value:
-    """What a table by the largest size, of channels or of sites, has for one within it."""
+    """The value for a size in a table by the largest size, of channels or of sites."""
     return table[min(limit for limit in table if size <= limit)]
 
 
 def launch_options(early: bool) -> dict[str, Any]:
-    """What every launch passes to its kernel besides the kernel's own arguments.
+    """What every launch passes to its kernel besides the kernel's arguments.
 
     Args:
         early: programmatic dependent launch.  The grid is set up while the kernel ahead of it on
@@ -81,11 +81,11 @@ def starts_early(device: torch.device) -> bool:
 
 @cache
 def capability(device: torch.device) -> tuple[int, int] | None:
-    """The compute capability of a device of CUDA's; None of others, and in the interpreter."""
+    """The compute capability of a CUDA device; None of others, and in the interpreter."""
     if INTERPRETED or device.type != "cuda" or torch.version.cuda is None:
         return None
-    found: tuple[int, int] = torch.cuda.get_device_capability(device)
-    return found
+    result: tuple[int, int] = torch.cuda.get_device_capability(device)
+    return result
 
 
 _each_token_alone = False
@@ -152,8 +152,8 @@ def check_site(
     check_activations("norm_weight", norm_weight)
     if norm_weight.shape != (hidden,):
         raise ValueError(f"norm_weight is {list(norm_weight.shape)}, not [{hidden}]")
-    given = {"delta": delta, "query": query, "norm_weight": norm_weight, "bank": bank, **read}
-    check_memory(given)
+    tensors = {"delta": delta, "query": query, "norm_weight": norm_weight, "bank": bank, **read}
+    check_memory(tensors)
     if _overlaps_itself(bank):
         raise ValueError("bank is written and its rows overlap in memory")
 
@@ -163,8 +163,8 @@ def check_bias(delta: Tensor, bias: Tensor | None, rows: int, *sites: int) -> No
     if bias is None:
         return
     if bias.dtype != torch.float32 or bias.shape[:-1] != sites or bias.shape[-1] < rows:
-        wanted = [*sites, rows]
-        raise ValueError(f"bias is {list(bias.shape)} {bias.dtype}, not {wanted} torch.float32")
+        shape = [*sites, rows]
+        raise ValueError(f"bias is {list(bias.shape)} {bias.dtype}, not {shape} torch.float32")
     check_memory({"delta": delta, "bias": bias})
 
 
@@ -190,16 +190,16 @@ def check_like(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.d
         )
 
 
-def check_memory(given: dict[str, Tensor]) -> None:
+def check_memory(tensors: dict[str, Tensor]) -> None:
     """Raise unless a launch may use these tensors together.
 
     One device, which runs Triton; unit stride on the last dimension of all but single elements.
 
     Args:
-        given: the tensors by name.
+        tensors: the tensors by name.
     """
-    first, like = next(iter(given.items()))
-    for name, tensor in given.items():
+    first, like = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
         if tensor.device != like.device:
             raise ValueError(f"{name} is on {tensor.device} but {first} on {like.device}")
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:

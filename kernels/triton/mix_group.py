@@ -1,8 +1,8 @@
 """All sites of a group mix rows whose logits are known (``score_group``).
 
-Nothing is summed over the hidden size but the norm of the first site's mix.  So that site has a
-program of its own, and those of the later sites take a part of the hidden size each.  The programs
-of a token run side by side: the first that wants a row reads it from HBM, the others from L2.
+Only the norm of the first site's mix is summed over the hidden size.  So that site has a separate
+program, and those of the later sites take a part of the hidden size each.  The programs of a token
+run side by side: the first to need a row reads it from HBM, the others from L2.
 
 Names: ``p_`` pointers, ``o_`` offsets, ``m_`` masks, ``b_`` values a program holds.
 """
@@ -166,7 +166,7 @@ def mix_group(
 ) -> None:
     """Write the results of ``phase_1`` from logits, on the current device.
 
-    Arguments are those of ``phase_1``, which checks them, but for ``scores``.
+    Arguments except ``scores`` are those of ``phase_1``, which checks them.
 
     Args:
         scores: of ``score_group``; afterwards the weights of the rows.

@@ -37,10 +37,10 @@ def phase_1(
     *site: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     row, position, *_ = slot.tolist()
-    chosen, own = slice(position, position + count), _site(row, *site)
-    biases = own.pop("bias")
-    own["biases"] = None if biases is None else biases[chosen]
-    return first_phase.phase_1(delta, bank, queries[chosen], completes=completes, **own)
+    chosen, arguments = slice(position, position + count), _site(row, *site)
+    biases = arguments.pop("bias")
+    arguments["biases"] = None if biases is None else biases[chosen]
+    return first_phase.phase_1(delta, bank, queries[chosen], completes=completes, **arguments)
 
 
 def phase_2(

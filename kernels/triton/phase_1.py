@@ -6,9 +6,9 @@ later sites get answers over the finished blocks, from the same reading of the r
 launches less than an addition, a phase 1 by itself and the norm of the first site's answer.
 
 A program owns a token, because it updates a row in place that all sites may read; it takes the
-sites in turns, as many at a time as its config says.  Few tokens do not fill a GPU: then a launch
-of its own adds to the row, and the turns of a token are programs that run side by side.  The binary
-is the same, so a token gets the same bits.  Up to 8192 it takes up to 255 registers, without
+sites in turns, as many at a time as its config says.  Few tokens do not fill a GPU: then a
+separate launch adds to the row, and the turns of a token are programs that run side by side.  The
+binary is the same, so a token gets the same bits.  Up to 8192 it takes up to 255 registers, without
 spills; at 16384 the half types spill up to 96 bytes and fp32 208.
 
 Many tokens in bfloat16 are the work of two other launches, ``score_group`` and ``mix_group``: the
@@ -117,42 +117,42 @@ def phase_1_kernel(
     m_adds = (o_one < adds) & m_d  # [1, BLOCK]
     p_sum = p_token + row * slot_stride
     p_new = p_delta + token * delta_stride
-    p_own = p_sum + o_d  # [1, BLOCK]
+    p_partial = p_sum + o_d  # [1, BLOCK]
 
     if sites == 0:  # the launch that only adds
-        b_own = tl.load(p_new + o_d, mask=m_d, other=0.0)  # [1, BLOCK]
+        b_new = tl.load(p_new + o_d, mask=m_d, other=0.0)  # [1, BLOCK]
         if not FRESH:
-            b_partial = tl.load(p_own, mask=m_d, other=0.0)  # [1, BLOCK]
-            b_own = (b_partial.to(tl.float32) + b_own.to(tl.float32)).to(b_own.dtype)
-        tl.store(p_own, b_own, mask=m_d)
+            b_partial = tl.load(p_partial, mask=m_d, other=0.0)  # [1, BLOCK]
+            b_new = (b_partial.to(tl.float32) + b_new.to(tl.float32)).to(b_new.dtype)
+        tl.store(p_partial, b_new, mask=m_d)
     elif part == 0:  # first turn: the row just made is at hand
         m_group = (o_site < sites)[:, None] & m_d  # [SITES, BLOCK]
         b_row = tl.load(p_row, mask=(o_one < row) & m_d, other=0.0)  # [1, BLOCK]
         if FRESH:
-            b_own = tl.load(tl.where(adds > 0, p_new, p_sum) + o_d, mask=m_d, other=0.0)
+            b_new = tl.load(tl.where(adds > 0, p_new, p_sum) + o_d, mask=m_d, other=0.0)
         else:
-            b_own = tl.load(p_new + o_d, mask=m_adds, other=0.0)  # [1, BLOCK]
-            b_partial = tl.load(p_own, mask=m_d, other=0.0)  # [1, BLOCK]
-            b_own = (b_partial.to(tl.float32) + b_own.to(tl.float32)).to(b_own.dtype)
+            b_new = tl.load(p_new + o_d, mask=m_adds, other=0.0)  # [1, BLOCK]
+            b_partial = tl.load(p_partial, mask=m_d, other=0.0)  # [1, BLOCK]
+            b_new = (b_partial.to(tl.float32) + b_new.to(tl.float32)).to(b_new.dtype)
         p_query = p_queries + o_site[:, None] * query_stride + o_d
         b_query = tl.load(p_query, mask=m_group, other=0.0)
-        tl.store(p_own, b_own, mask=m_adds)
+        tl.store(p_partial, b_new, mask=m_adds)
 
-        b_own = b_own.to(tl.float32)
-        b_square = tl.sum(b_own * b_own, axis=1)  # [1]
-        b_dot = tl.sum(b_query * b_own, axis=1)  # [SITES]
+        b_new = b_new.to(tl.float32)
+        b_square = tl.sum(b_new * b_new, axis=1)  # [1]
+        b_dot = tl.sum(b_query * b_new, axis=1)  # [SITES]
         b_top = b_dot * tl.rsqrt(b_square * (1.0 / HIDDEN) + key_eps)
         p_bias = of_sites(p_biases, o_site, sites, BIASES)
         if p_bias is not None:
             b_top += tl.load(p_bias + row)
         if COMPLETES:
             b_sum = tl.full([SITES], 1.0, tl.float32)
-            b_mix = tl.zeros([SITES, BLOCK], tl.float32) + b_own
+            b_mix = tl.zeros([SITES, BLOCK], tl.float32) + b_new
         else:  # a partial sum, which later sites will have outgrown; unused lanes stay finite
             m_partial = (o_site == 0) | (o_site >= sites)
             b_top = tl.where(m_partial, b_top, float("-inf"))
             b_sum = tl.where(m_partial, 1.0, 0.0)
-            b_mix = b_sum[:, None] * b_own
+            b_mix = b_sum[:, None] * b_new
         b_mix, b_log_sum = attend(
             p_row,
             b_row,
@@ -234,9 +234,9 @@ def phase_1(
     roundoff ``u``, changes a mix merged from it by at most ``(1 - w) * u * abs(answer)``, where
     ``w`` is the weight of the partial sum: together with the final rounding about two where the
     single pass has one.
-    A token's results do not depend on its batch, nor a site's on the later sites of the group, but
-    for the order in which logits are summed: it is another one with as many logits in bfloat16 and
-    as many sites as ``LEAST`` says, and again with more than 16 sites.
+    A token's results do not depend on its batch, nor a site's on the later sites of the group,
+    except by the order in which logits are summed: it is another one with as many logits in
+    bfloat16 and as many sites as ``LEAST`` says, and again with more than 16 sites.
     ``common.take_each_token_alone`` forbids that.
 
     Args:
@@ -323,16 +323,16 @@ def phase_1(
             constants = hidden, fresh, completes, width, starts_early(delta.device)
             kind = "phase_1", delta.device, norm_weight.dtype, *constants
             compile_once(phase_1_kernel, kind, arguments)
-            given: dict[str, Any] = {"row": row, "fresh": fresh, "key_eps": key_eps}
-            scores = score_group.score_group(delta, bank, queries, **given)
-            given = {"row": row, "completes": completes, "norm_eps": norm_eps}
-            mix_group.mix_group(bank, scores, norm_weight, biases, results, **given)
+            options: dict[str, Any] = {"row": row, "fresh": fresh, "key_eps": key_eps}
+            scores = score_group.score_group(delta, bank, queries, **options)
+            options = {"row": row, "completes": completes, "norm_eps": norm_eps}
+            mix_group.mix_group(bank, scores, norm_weight, biases, results, **options)
             return results
-        own, parts = arguments(), turns_of(tokens, later + 1, hidden)
+        values, parts = arguments(), turns_of(tokens, later + 1, hidden)
         if parts > 1:
-            phase_1_kernel[(tokens, 1)](**(own | {"sites": 0}))
-            own["adds"] = 0
-        phase_1_kernel[(tokens, parts)](**own)
+            phase_1_kernel[(tokens, 1)](**(values | {"sites": 0}))
+            values["adds"] = 0
+        phase_1_kernel[(tokens, parts)](**values)
     return results
 
 

@@ -81,10 +81,10 @@ def phase_2(
         raise ValueError(f"first {first} is outside 0..{row}, the row of the partial sum")
     out = delta.new_empty(shape)
     if shape[0]:
-        given = delta, bank, query, norm_weight, bias, out
+        arguments = delta, bank, query, norm_weight, bias, out
         state: dict[str, Any] = {"row": row, "fresh": fresh, "first": first}
         state |= {"key_eps": key_eps, "norm_eps": norm_eps}
-        launch(*given, **state, answers=(answers, log_sums), position=position)
+        launch(*arguments, **state, answers=(answers, log_sums), position=position)
     return out
 
 

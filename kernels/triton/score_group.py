@@ -41,14 +41,14 @@ class ProductConfig(NamedTuple):
 # Most sites, padded -> config on sm_90; up to 32 measured on an H100 (docs/measure/gpu.md).  Of 17
 # to 32 sites a thread spills up to 104 bytes, and with 24 phase 1 took 0.69 to 1.01 of the time
 # that it takes by the config below, which then spills none.  Of 33 sites or more that one spills up
-# to 72.  With four warps Triton would take sm_90's own product, of whole warp groups: of 64 tokens
+# to 72.  With four warps Triton would take sm_90's product of whole warp groups: of 64 tokens
 # by 64 elements it was a tenth faster.
 CONFIGS = {
     16: ProductConfig(tokens=32, chunk=64, num_warps=2),
     32: ProductConfig(tokens=32, chunk=128, num_warps=2),
     MAX_SITES: ProductConfig(tokens=64, chunk=32, num_warps=2),
 }
-# Elsewhere nothing was measured.  Of 17 to 32 sites the entry above spills up to 264 bytes there
+# Other GPUs were not measured.  Of 17 to 32 sites the entry above spills up to 264 bytes there
 # (sm_120), and none of these spills on sm_80, 89, 100 or 120.
 OTHER_CONFIGS = {sites: CONFIGS[sites] for sites in (16, MAX_SITES)}
 
@@ -82,7 +82,7 @@ def _cut(b_number):
 
 @triton.jit
 def _add_product(b_sum, b_row, b_part):
-    if _INTERPRETED:  # its product takes bfloat16 for integers, and has no order of its own
+    if _INTERPRETED:  # its product takes bfloat16 for integers, and in no fixed order
         b_sum += tl.sum(b_row.to(tl.float32)[:, :, None] * b_part.to(tl.float32)[None], axis=1)
     else:
         b_sum = tl.dot(b_row, b_part, b_sum)
@@ -124,16 +124,16 @@ def score_group_kernel(
     p_query = p_queries + o_site[None, :] * query_stride + o_d[:, None]  # [CHUNK, SITES]
     if index == row:
         p_new = p_delta + o_token[:, None] * delta_stride + o_d[None, :]
-        p_own = p_row
+        p_partial = p_row
         for begin in range(0, HIDDEN, CHUNK):
-            m_own = m_token[:, None] & (begin + o_d < HIDDEN)[None, :]  # [TOKENS, CHUNK]
-            b_own = tl.load(p_new, mask=m_own, other=0.0)
+            m_partial = m_token[:, None] & (begin + o_d < HIDDEN)[None, :]  # [TOKENS, CHUNK]
+            b_new = tl.load(p_new, mask=m_partial, other=0.0)
             if not FRESH:
-                b_partial = tl.load(p_own, mask=m_own, other=0.0)
-                b_own = (b_partial.to(tl.float32) + b_own.to(tl.float32)).to(b_own.dtype)
-            tl.store(p_own, b_own, mask=m_own)
+                b_partial = tl.load(p_partial, mask=m_partial, other=0.0)
+                b_new = (b_partial.to(tl.float32) + b_new.to(tl.float32)).to(b_new.dtype)
+            tl.store(p_partial, b_new, mask=m_partial)
             p_new += CHUNK
-            p_own += CHUNK
+            p_partial += CHUNK
         tl.debug_barrier()  # below, threads read what others have stored
 
     b_dot = tl.zeros([TOKENS, SITES], tl.float32)

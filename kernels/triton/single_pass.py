@@ -88,7 +88,7 @@ def site_kernel(
     o_s = tl.arange(0, TILE)
     m_d = o_d < HIDDEN
     p_rows = p_bank + token * bank_stride + o_d  # [BLOCK]
-    p_own = p_rows + row * slot_stride  # [BLOCK]
+    p_partial = p_rows + row * slot_stride  # [BLOCK]
 
     # The first tile is requested here and each later one a round early: loads overlap reductions.
     if p_answers is None:
@@ -96,10 +96,10 @@ def site_kernel(
     if LOOP:
         p_tile = p_rows[None, :] + (first + o_s)[:, None] * slot_stride  # [TILE, BLOCK]
         b_tile = tl.load(p_tile, mask=(first + o_s < row)[:, None] & m_d[None, :], other=0.0)
-    b_own = tl.load(p_delta + token * delta_stride + o_d, mask=m_d, other=0.0)  # [BLOCK]
+    b_new = tl.load(p_delta + token * delta_stride + o_d, mask=m_d, other=0.0)  # [BLOCK]
     if not FRESH:
-        b_partial = tl.load(p_own, mask=m_d, other=0.0)  # [BLOCK]
-        b_own = (b_partial.to(tl.float32) + b_own.to(tl.float32)).to(b_own.dtype)
+        b_partial = tl.load(p_partial, mask=m_d, other=0.0)  # [BLOCK]
+        b_new = (b_partial.to(tl.float32) + b_new.to(tl.float32)).to(b_new.dtype)
     b_query = tl.load(p_query + o_d, mask=m_d, other=0.0)  # [BLOCK]
     if p_answers is not None:
         p_answer = p_answers + position * site_stride + token * answer_stride + o_d  # [BLOCK]
@@ -107,9 +107,9 @@ def site_kernel(
         log_sum = tl.load(p_log_sums + position * sum_site_stride + token * sum_stride)
     if ONCE:
         b_weight = tl.load(p_weight + o_d, mask=m_d, other=0.0).to(tl.float32)  # [BLOCK]
-    tl.store(p_own, b_own, mask=m_d)
+    tl.store(p_partial, b_new, mask=m_d)
 
-    b_mix = b_own.to(tl.float32)  # [BLOCK]
+    b_mix = b_new.to(tl.float32)  # [BLOCK]
     # Joined, the sums of a row share the barriers of one reduction.
     b_sums = tl.join(b_mix * b_mix, b_mix * b_query)  # [BLOCK, 2]
     if ONCE:  # and so do those that the square of the mix follows from
@@ -164,7 +164,7 @@ def site_kernel(
 
 
 def site_config(hidden: int, tokens: int, loop: bool) -> Config:
-    """The config of a launch; ``loop``: whether it reads rows of the bank besides its own."""
+    """The config of a launch; ``loop``: whether it reads more rows than that of the partial sum."""
     if not loop:
         return entry(PHASE_2_CONFIGS, hidden)
     few = tokens <= FEW and not takes_each_token_alone()
@@ -195,7 +195,7 @@ def launch(
     vectors, log_sums = answers or (None, None)
     loop = vectors is None or first < row
     config, few = (site_config(hidden, count, loop) for count in (tokens, FEW))
-    own = {
+    arguments = {
         "p_delta": delta,
         "p_bank": bank,
         "p_answers": vectors,
@@ -230,11 +230,11 @@ def launch(
         if tokens > FEW and few != config:
             kind = (
                 *("site", delta.device, delta.dtype, norm_weight.dtype, hidden),
-                *(vectors is None, bias is None, fresh, own["EARLY"]),
+                *(vectors is None, bias is None, fresh, arguments["EARLY"]),
             )
             other = {"TILE": few.tile, "num_warps": few.num_warps}
-            compile_once(site_kernel, kind, lambda: own | other)
-        site_kernel[(tokens,)](**own)
+            compile_once(site_kernel, kind, lambda: arguments | other)
+        site_kernel[(tokens,)](**arguments)
 
 
 def single_pass(
@@ -280,8 +280,8 @@ def single_pass(
     check_bias(delta, bias, row + 1)
     out = delta.new_empty(delta.shape)
     if delta.shape[0]:
-        given = delta, bank, query, norm_weight, bias, out
-        launch(*given, row=row, fresh=fresh, key_eps=key_eps, norm_eps=norm_eps)
+        arguments = delta, bank, query, norm_weight, bias, out
+        launch(*arguments, row=row, fresh=fresh, key_eps=key_eps, norm_eps=norm_eps)
     return out
 
 

@@ -27,11 +27,11 @@ router = APIRouter(
 
 
 class Collector:
-    """Takes sequences as they end, replays one after the other and sums what it finds.
+    """Takes sequences as they end, replays one after the other and sums their weights.
 
-    After a replay of t seconds it waits for t (1 / cost - 1) seconds.  Where sequences end faster
-    than that, a new one takes the place of a random one of those that wait, so a sequence is as
-    likely to be counted as any other of the same time, however long it is.
+    After a replay of t seconds it waits for t (1 / cost - 1) seconds.  If sequences end faster than
+    that, a new one replaces a random one of those that wait.  So all sequences of the same time are
+    equally likely to be counted, however long they are.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class Collector:
         self._version: tuple[str | None, float | None] | None = None
         self._sums: dict[int, np.ndarray] = {}
         name = openai_app.served_names(state)[0]
-        self.found = StatisticsAnswer(model=name, running=True, cost=cost, restarts=-1)
+        self.counts = StatisticsAnswer(model=name, running=True, cost=cost, restarts=-1)
 
     def begin(self) -> counting.Take:
-        """What is told a sequence that begins now, when it has ended."""
+        """The function to call when a sequence that begins now has ended."""
         return partial(self._take, getattr(self._client, CHANGED, None))
 
     def _take(self, changed: float | None, prompt: list[int], answer: list[int]) -> None:
         if len(prompt) + len(answer) > self._limit:
-            self.found.skipped["too_long"] += self.found.running
-        elif self.found.running:
+            self.counts.skipped["too_long"] += self.counts.running
+        elif self.counts.running:
             if len(self._waiting) == MOST:
                 del self._waiting[random.randrange(MOST)]
-                self.found.skipped["queue_full"] += 1
+                self.counts.skipped["queue_full"] += 1
             self._waiting.append((changed, [*prompt, *answer], len(prompt)))
             self._came.set()
 
@@ -67,9 +67,9 @@ class Collector:
         version = await requests.weights_of(self._client)
         if version != self._version:
             self._version, self._sums = version, {}
-            kept = self.found.model_dump(include={"model", "running", "cost"})
-            restarts = self.found.restarts + 1
-            self.found = StatisticsAnswer(**kept, weights=version[0], restarts=restarts)
+            kept = self.counts.model_dump(include={"model", "running", "cost"})
+            restarts = self.counts.restarts + 1
+            self.counts = StatisticsAnswer(**kept, weights=version[0], restarts=restarts)
         return version
 
     async def run(self) -> None:
@@ -81,7 +81,7 @@ class Collector:
                 self._came.clear()
         except Exception as error:  # a cancelled task is none
             host.logger().exception("AttnRes: statistics of what is served end")
-            self.found.problem = getattr(error, "detail", "A replay failed; the log says why.")
+            self.counts.problem = getattr(error, "detail", "A replay failed; the log says why.")
             self.end()
 
     def start(self) -> None:
@@ -91,44 +91,46 @@ class Collector:
     def end(self) -> None:
         """Take nothing more, and leave what waits."""
         self._waiting.clear()
-        self.found.running, counting.listener = False, None
+        self.counts.running, counting.listener = False, None
         if self._task is not None:
             self._task.cancel()
 
     async def answer(self) -> StatisticsAnswer:
         """What was counted."""
-        if self.found.running:
+        if self.counts.running:
             await self.current()
-        tokens, own = self.found.tokens, self._sums
-        counted = [of_site(one, own[one.index], tokens) for one in self._places if own]
-        return self.found.model_copy(update={"sites": counted})
+        tokens, by_site = self.counts.tokens, self._sums
+        counted = [of_site(one, by_site[one.index], tokens) for one in self._places if by_site]
+        return self.counts.model_copy(update={"sites": counted})
 
     async def _count(self, changed: float | None, ids: list[int], prompt: int) -> float:
         """Count a sequence; returns the seconds in which nothing is to be replayed."""
         while await requests.is_asleep(self._client):
             await self._sleep(1.0)
         version, begin = await self.current(), self._clock()
-        own = await self.replay(ids, prompt) if changed == version[1] else {}
+        by_site = await self.replay(ids, prompt) if changed == version[1] else {}
         seconds = self._clock() - begin
-        if await self.current() != version or not own:
-            self.found.skipped["weights_replaced"] += 1
+        if await self.current() != version or not by_site:
+            self.counts.skipped["weights_replaced"] += 1
         else:
-            self.found.sequences += 1
-            self.found.tokens["prefill"] += prompt
-            self.found.tokens["decode"] += len(ids) - prompt
-            self._sums = {site: self._sums.get(site, 0) + one for site, one in own.items()}
-        self.found.seconds += seconds
-        return seconds * (1 / self.found.cost - 1)
+            self.counts.sequences += 1
+            self.counts.tokens["prefill"] += prompt
+            self.counts.tokens["decode"] += len(ids) - prompt
+            self._sums = {site: self._sums.get(site, 0) + one for site, one in by_site.items()}
+        self.counts.seconds += seconds
+        return seconds * (1 / self.counts.cost - 1)
 
     async def replay(self, ids: list[int], prompt: int) -> dict[int, np.ndarray]:
-        """``statistics.sums`` by site of a sequence, of which so many tokens were given."""
-        asked = replays.ReplayRequest(
+        """``statistics.sums`` by site of a sequence; its first ``prompt`` tokens are the prompt."""
+        request = replays.ReplayRequest(
             ids, [*range(len(ids))], [site.index for site in self._places]
         )
-        found = (await replays.replay(self._state, self._client, asked, [])).sites
-        each = {at: np.frombuffer(own, np.float32) for at, (own, _) in found.items()}
-        tables = {at: own.reshape(len(ids), -1) for at, own in each.items()}
-        return {at: await asyncio.to_thread(sums, own, prompt) for at, own in tables.items()}
+        traced = (await replays.replay(self._state, self._client, request, [])).sites
+        each = {at: np.frombuffer(weights, np.float32) for at, (weights, _) in traced.items()}
+        tables = {at: weights.reshape(len(ids), -1) for at, weights in each.items()}
+        return {
+            at: await asyncio.to_thread(sums, weights, prompt) for at, weights in tables.items()
+        }
 
 
 @router.post("/start")
@@ -151,7 +153,7 @@ async def start(
 
 @router.post("/stop")
 async def stop(request: Request) -> StatisticsAnswer:
-    """Count no further sequence; what was counted stays to be asked for."""
+    """Count no further sequence; the counts can still be read."""
     if hasattr(request.app.state, "attn_res_statistics"):
         request.app.state.attn_res_statistics.end()
     return await statistics(request)
@@ -163,5 +165,5 @@ async def statistics(request: Request) -> StatisticsAnswer:
     state = request.app.state
     if not hasattr(state, "attn_res_statistics"):
         return StatisticsAnswer(model=openai_app.served_names(state)[0])
-    found: StatisticsAnswer = await state.attn_res_statistics.answer()
-    return found
+    answer: StatisticsAnswer = await state.attn_res_statistics.answer()
+    return answer

@@ -218,10 +218,10 @@ def test_a_length_is_what_was_asked_for_or_usual():
     }
     for words, (starts, rounds) in lengths.items():
         options = parser.parse_args(words.split())
-        assert common.asked_length(parser, options, 8) == common.Length(starts, rounds)
+        assert common.length_of(parser, options, 8) == common.Length(starts, rounds)
     for words in ("--starts=0", "--rounds=0", "--starts=1 --rounds=1"):
         with pytest.raises(SystemExit):
-            common.asked_length(parser, parser.parse_args(words.split()), 8)
+            common.length_of(parser, parser.parse_args(words.split()), 8)
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

@@ -14,7 +14,7 @@ from attnres_serve import cli
 from attnres_serve.checkpoints.check import check, describe, render
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.convert.command import convert
-from attnres_serve.depth import edit_words
+from attnres_serve.depth import edit_text
 from attnres_serve.depth.edits import Edit
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.verify import oracle
@@ -46,7 +46,7 @@ def test_every_kind_of_edit(name, seed, tmp_path):
     model = oracle.load(source)
     (ids,) = fresh_prompts((LENGTH,))
     edits = static(model, LENGTH)
-    words = [edit_words.write(Edit.model_validate(of_a_model(edit))) for edit in edits]
+    words = [edit_text.write(Edit.model_validate(of_a_model(edit))) for edit in edits]
     convert(str(source), str(tmp_path / "b"), edits=words)
     *_, expected = evaluate(model, ids, edits)
     actual = oracle.load(tmp_path / "b")

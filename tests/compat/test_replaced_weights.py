@@ -545,11 +545,11 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_worker_reads_folders_and_tensors(worker: Any) -> None:
     fine = {"problem": None, "broken": []}
-    assert worker.call(weights_path="new", attn_res_asked=True) == fine
-    assert worker.call(attn_res_asked=True) == fine  # the folder that it was started with
+    assert worker.call(weights_path="new", attn_res_from_engine=True) == fine
+    assert worker.call(attn_res_from_engine=True) == fine  # the folder that it was started with
     assert worker.model.read == ["new", None]
-    assert worker.call(iter([("a", 1)]), attn_res_asked=True) == fine
-    assert worker.call([], is_partial=True, attn_res_asked=True) == fine
+    assert worker.call(iter([("a", 1)]), attn_res_from_engine=True) == fine
+    assert worker.call([], is_partial=True, attn_res_from_engine=True) == fine
     assert worker.model.taken == [False, ("a", 1), "applied", True, "applied"]
     assert not worker.asked
 
@@ -575,7 +575,7 @@ def test_a_worker_that_fails_says_so(worker: Any, monkeypatch: pytest.MonkeyPatc
         raise OSError("disk\nfull")
 
     monkeypatch.setattr(worker.model, "attn_res_read", fails)
-    result = worker.call(weights_path="new", attn_res_asked=True)
+    result = worker.call(weights_path="new", attn_res_from_engine=True)
     assert "(OSError: disk)" in result["problem"] and result["broken"] == ["target"]
 
 

@@ -4,7 +4,7 @@ from math import log
 
 import pytest
 
-from attnres_serve.depth import edit_words
+from attnres_serve.depth import edit_text
 from attnres_serve.depth.edits import Edit
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec
@@ -15,7 +15,7 @@ SPEC = AttnResSpec.uniform(Layout.of(3), 2, 1e-6)
 
 
 def found(*texts: str) -> dict[int, SiteEdit]:
-    return resolve([edit_words.read(text) for text in texts], SPEC)
+    return resolve([edit_text.read(text) for text in texts], SPEC)
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_edits_beyond_queries_and_biases_are_refused(texts, sentence):
     ],
 )
 def test_text_and_objects_are_equal(text):
-    edit = edit_words.read(text)
-    assert edit_words.read(edit_words.write(edit)) == edit
+    edit = edit_text.read(text)
+    assert edit_text.read(edit_text.write(edit)) == edit
     assert from_json(to_json([edit]), "edits") == [edit]
 
 
 def test_the_older_name_is_read_and_the_newer_is_written():
     edit = Edit.model_validate({"ban": True, "sources": ["partial"]})
-    assert edit == edit_words.read("ban sources=partial") == edit_words.read("mask sources=partial")
+    assert edit == edit_text.read("ban sources=partial") == edit_text.read("mask sources=partial")
     assert to_json([edit]) == [{"mask": True, "sources": ["partial"]}]
-    assert edit_words.write(edit) == "mask sources=partial"
+    assert edit_text.write(edit) == "mask sources=partial"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from jobs import engine_job, fresh_prompts, run_named
 
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.convert.command import convert
-from attnres_serve.depth import edit_words
+from attnres_serve.depth import edit_text
 from attnres_serve.depth.edits import Edit, resolve
 from attnres_serve.depth.sites import sites
 from attnres_serve.settings import (
@@ -139,7 +139,7 @@ def unedited(name: str, folder: Path):
 def edited(name: str, folder: Path, edits: list[dict[str, Any]]):
     """The float64 model of an unedited checkpoint, with the edits."""
     model = unedited(name, folder)
-    words = [edit_words.write(Edit.model_validate(edit)) for edit in edits]
+    words = [edit_text.write(Edit.model_validate(edit)) for edit in edits]
     found = edits_by_site(words, check_folder(folder).translated(name))
     return model.with_spec(replace(model.spec, edits=found))
 
@@ -255,7 +255,7 @@ def stream(model, ids: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
 def converted(request, folders, tmp_path_factory):
     root, jobs = tmp_path_factory.mktemp("converted"), {}
     for name in chosen(request, "name"):
-        words = [edit_words.write(Edit.model_validate(edit)) for edit in EDITS]
+        words = [edit_text.write(Edit.model_validate(edit)) for edit in EDITS]
         convert(str(folders[name]), str(root / name), edits=words)
         prompts = fresh_prompts(LENGTHS)
         jobs[name] = engine_job(root / name, prompts, "two_phase", chunk=CHUNK)

@@ -54,7 +54,7 @@ def test_names_lead_back(folders: list[Path]) -> None:
         with safe_open(folder / "model.safetensors", "pt") as stored:
             for name in stored.keys():  # noqa: SIM118 - safe_open is not a mapping
                 for part in module.fused_parts(name):
-                    assert module.own_name(module.rename(part)) == name
+                    assert module.stored_name(module.rename(part)) == name
 
 
 def test_every_golden_has_the_fields_of_an_answer() -> None:

@@ -10,7 +10,7 @@ from inspecting import asking, inspect, refused
 from serving import DEMO
 
 from attnres_serve import cli
-from attnres_serve.depth import edit_words
+from attnres_serve.depth import edit_text
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
@@ -69,7 +69,7 @@ def test_an_edit_that_is_none(edit, sentence, capsys):
     ],
 )
 def test_an_edit_is_read(text, wanted):
-    found = edit_words.read(text).model_dump(exclude_none=True)
+    found = edit_text.read(text).model_dump(exclude_none=True)
     assert found | wanted == found
     assert {*found} - {*wanted} <= {"sources"}
 

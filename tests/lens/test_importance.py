@@ -12,7 +12,7 @@ import pytest
 from inspecting import inspect, refused
 from serving import DEMO
 
-from attnres_serve.depth import edit_words
+from attnres_serve.depth import edit_text
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
@@ -307,7 +307,7 @@ def test_masks_are_chosen_by_half_of_the_texts(limit, ask_fake, asked, capsys, t
             wanted.append(mask)
     flags = [shlex.split(line) for line in edits]
     assert {flag for flag, _ in flags} == {"--edit"}
-    read = [edit_words.read(text) for _, text in flags]
+    read = [edit_text.read(text) for _, text in flags]
     found = [(at, name) for edit in read for at in edit.sites for name in edit.sources]
     assert sorted(found) == sorted(wanted) and 0 < len(wanted) < len(MASKS)
     assert head == f"{len(wanted)} of {len(MASKS)} masks cost less than {limit:g} nats per token:"

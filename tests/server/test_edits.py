@@ -18,7 +18,7 @@ from serving import DEMO, Server, running_demo
 
 from attnres_serve import WeightSender
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.depth import edit_words
+from attnres_serve.depth import edit_text
 from attnres_serve.depth.edits import Edit
 from attnres_serve.verify import oracle
 from attnres_serve.verify.command import edits_by_site
@@ -270,7 +270,7 @@ def test_an_adapter_is_served_under_the_edits(tmp_path: Path) -> None:
         found.client.headers["authorization"] = f"Bearer {KEY}"
         for edits in (MASKED, EVEN, []):
             put(found, edits)
-            words = [edit_words.write(Edit.model_validate(edit)) for edit in edits]
+            words = [edit_text.write(Edit.model_validate(edit)) for edit in edits]
             spec = replace(model.spec, edits=edits_by_site(words, parsed))
             wanted = float(model.with_spec(spec).logprobs(PROMPT)[-1].max())
             for _ in range(2):  # the second time the prefix is in the cache

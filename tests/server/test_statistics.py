@@ -93,7 +93,7 @@ class Bench(Collector):
                 await task
 
         asyncio.run(main())
-        return self.found
+        return self.counts
 
     def ending(self, *lengths: tuple[int, int]) -> Callable[[], None]:
         """Requests of so many tokens of prompt and answer that come and end at once."""
@@ -203,7 +203,7 @@ def test_a_replay_that_fails_ends_them():
         raise HTTPException(500, "Site 3 is wrong.")
 
     bench.act(bench.ending((5, 2)))
-    bench.found.running, bench.while_replayed = True, fail
+    bench.counts.running, bench.while_replayed = True, fail
     found = bench.act(bench.ending((5, 2), (4, 1)))
     assert not found.running and found.problem == "Site 3 is wrong."
     assert found.sequences == 1

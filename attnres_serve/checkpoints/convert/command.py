@@ -21,7 +21,7 @@ from attnres_serve.checkpoints.convert.source import Conversion, open_source
 from attnres_serve.checkpoints.files import INDEX
 from attnres_serve.checkpoints.renaming.rename import Rename
 from attnres_serve.checkpoints.write import write_shards
-from attnres_serve.depth import edit_words
+from attnres_serve.depth import edit_text
 from attnres_serve.errors import SettingError
 from attnres_serve.sentences import amount
 
@@ -48,7 +48,7 @@ def convert(
         block_size: sublayers per block, to state in the config.json of a plain model whose tensors
             have queries.
         renames: other names for tensors of the source, each ``OLD=NEW``.
-        edits: edits of what sites read, in the syntax of ``edit_words.read``; they are written
+        edits: edits of what sites read, in the syntax of ``edit_text.read``; they are written
             into the weights.
 
     Raises:
@@ -61,7 +61,7 @@ def convert(
     size = zero_queries_block_size if adds_queries else block_size
     parsed_renames = tuple(map(Rename.read, renames))
     opened = open_source(Conversion(source, target, to_house, adds_queries, size, parsed_renames))
-    plan = make_plan(opened, to_house, zero_queries_block_size, edit_words.each(edits))
+    plan = make_plan(opened, to_house, zero_queries_block_size, edit_text.each(edits))
     room = shutil.disk_usage(folder.parent).free
     if plan.size > room:
         raise SettingError(

@@ -115,7 +115,7 @@ def make_plan(
             f"{mend or '.'}"
         )
     parsed = source.parsed
-    if resolved is not None and parsed.spec is not None:  # each site has its own
+    if resolved is not None and parsed.spec is not None:  # a query for each site
         biased = replace(parsed.spec, source_bias=True, recency_bias=False, shared_queries=None)
         parsed = replace(parsed, spec=biased)
     config = source.config if keeps_format else house_config(parsed)

@@ -110,9 +110,11 @@ class Source:
         """Raise CheckpointError unless the head of a tied model is the embedding, bit for bit."""
         if not any(self.is_tied_head(name) for name in self.headers):
             return
-        own_names = {self.index.own_names[name]: name for name in TIED if name in self.index.stored}
+        stored_names = {
+            self.index.stored_names[name]: name for name in TIED if name in self.index.stored
+        }
         values = {
-            own_names[name]: tensor for _, name, tensor in self.tensors() if name in own_names
+            stored_names[name]: tensor for _, name, tensor in self.tensors() if name in stored_names
         }
         if not values.keys() & {*EMBEDDINGS}:
             raise CheckpointError(f"{self.folder} lacks its embedding.")
@@ -160,11 +162,12 @@ def open_source(conversion: Conversion) -> Source:
     folder = hub.on_this_machine(conversion.source)
     _refuse_lone_pickles(folder)
     config = read_config(folder)
-    own_headers = cache(lambda: _read_headers(folder))
-    names = cache(lambda: new_names(own_headers(), conversion.renames))
+    stored_headers = cache(lambda: _read_headers(folder))
+    names = cache(lambda: new_names(stored_headers(), conversion.renames))
     headers = cache(
         lambda: {
-            names().get(own_name, own_name): header for own_name, header in own_headers().items()
+            names().get(stored_name, stored_name): header
+            for stored_name, header in stored_headers().items()
         }
     )
     checkpoint = check_content(config, headers, conversion.command)

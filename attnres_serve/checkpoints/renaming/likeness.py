@@ -81,12 +81,12 @@ def is_of_meta(name: str, shapes: Mapping[str, Shape]) -> bool:
 
 
 def meanings(
-    own_name: str, weights: Sequence[str], layout: Layout, site: tuple[int, str] | None
+    stored_name: str, weights: Sequence[str], layout: Layout, site: tuple[int, str] | None
 ) -> list[Words]:
     """Possible names of a tensor, as sets of words.
 
     Args:
-        own_name: its name in the checkpoint's format.
+        stored_name: its name in the checkpoint's format.
         weights: the house names of the weights in it.
         layout: the sublayers of the decoder.
         site: of an AttnRes tensor, its site and part.
@@ -97,7 +97,7 @@ def meanings(
         kinds = ("final", "out") if is_final else (_kind(layout.sublayers[index].kind),)
         return [name_words(weights[0]), *(frozenset({"res", one, *_PARTS[part]}) for one in kinds)]
     candidates = [
-        name_words(own_name, True),
+        name_words(stored_name, True),
         frozenset[str]().union(*(name_words(one, True) for one in weights)),
     ]
     norm = weights[0].removeprefix("model.").removesuffix(".weight")

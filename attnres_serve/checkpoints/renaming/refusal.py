@@ -39,23 +39,25 @@ def refuse_renamed(index: TensorIndex, headers: Mapping[str, Stored], command: s
         return
     held: set[str] = set()
     unknown: list[str] = []
-    for own_name in headers:
-        weights = index.weights_of(own_name)
+    for stored_name in headers:
+        weights = index.weights_of(stored_name)
         held.update(weights)
         if not weights:
-            unknown.append(own_name)
+            unknown.append(stored_name)
     lacks = _lacks(index, [name for name in index.expected if name not in held])
     if not unknown or not lacks or any(map(_is_of_a_variant, unknown)):
         return
-    spares = _spares({own_name: tuple(headers[own_name].shape) for own_name in unknown}, lacks)
+    spares = _spares(
+        {stored_name: tuple(headers[stored_name].shape) for stored_name in unknown}, lacks
+    )
     pairs, still_open = guess(spares, lacks)
     pairs = dict(sorted(pairs.items(), key=lambda pair: lacks.index(pair[1])))
     raise CheckpointError(_sentence(spares, lacks, pairs, still_open, headers, command))
 
 
-def _is_of_a_variant(own_name: str) -> bool:
+def _is_of_a_variant(stored_name: str) -> bool:
     """Whether a tensor belongs to another function; that refusal is more specific."""
-    return bool(LOOKS_LIKE_ATTNRES.search(own_name) and variant(own_name))
+    return bool(LOOKS_LIKE_ATTNRES.search(stored_name) and variant(stored_name))
 
 
 def _spares(shapes: Mapping[str, Shape], lacks: Sequence[Lack]) -> list[Spare]:
@@ -91,20 +93,22 @@ def _lacks(index: TensorIndex, missing: Sequence[str]) -> list[Lack]:
     weights: dict[str, list[str]] = {}
     by_shapes: dict[tuple[Shape, ...], list[str]] = {}
     for name in missing:
-        own_name = index.format.own_name(name)
-        parts = weights.setdefault(own_name, [])
+        stored_name = index.format.stored_name(name)
+        parts = weights.setdefault(stored_name, [])
         parts.append(name)
         if len(parts) == 1:
-            by_shapes.setdefault(index.shapes_of(name), []).append(own_name)
-    for own_name, held in index.base.packed(missing).items():
-        weights[own_name] = [*held.parts]
-        by_shapes.setdefault((held.shape,), []).append(own_name)
+            by_shapes.setdefault(index.shapes_of(name), []).append(stored_name)
+    for stored_name, held in index.base.packed(missing).items():
+        weights[stored_name] = [*held.parts]
+        by_shapes.setdefault((held.shape,), []).append(stored_name)
     order = {name: place for place, name in enumerate(index.expected)}
     lacks = [
         Lack(
             pattern,
             shapes,
-            frozenset(name for own_name in pattern.members.values() for name in weights[own_name]),
+            frozenset(
+                name for stored_name in pattern.members.values() for name in weights[stored_name]
+            ),
             meanings(first, weights[first], index.base.layout, index.expected[weights[first][0]]),
         )
         for shapes, names in by_shapes.items()

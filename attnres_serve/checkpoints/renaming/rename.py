@@ -69,8 +69,8 @@ def new_names(names: Iterable[str], renames: Sequence[Rename]) -> dict[str, str]
     current = {name: name for name in names}
     for rename in renames:
         others = {
-            own_name: other
-            for own_name, now in current.items()
+            stored_name: other
+            for stored_name, now in current.items()
             if (other := rename.of(now)) is not None
         }
         if not others:
@@ -80,14 +80,14 @@ def new_names(names: Iterable[str], renames: Sequence[Rename]) -> dict[str, str]
             )
         current |= others
     first: dict[str, str] = {}
-    for own_name, now in current.items():
+    for stored_name, now in current.items():
         if now in first:
             raise CheckpointError(
-                f"{OPTION} gives two tensors one name: {first[now]} and {own_name} would both be "
-                f"{now}."
+                f"{OPTION} gives two tensors one name: {first[now]} and {stored_name} would both "
+                f"be {now}."
             )
-        first[now] = own_name
-    return {own_name: now for own_name, now in current.items() if own_name != now}
+        first[now] = stored_name
+    return {stored_name: now for stored_name, now in current.items() if stored_name != now}
 
 
 def _near(old: str, names: Iterable[str]) -> str:

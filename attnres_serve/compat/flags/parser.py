@@ -162,7 +162,7 @@ def _read(
     except argparse.ArgumentError as error:
         raise SettingError(_misused(flags, error)) from None
     if unknown and not takes_any:
-        raise SettingError(unknown_words(unknown, names))
+        raise SettingError(unknown_arguments(unknown, names))
     parsed = vars(namespace)
     values = {
         flag.name: kinds.value(flag, parsed[flag.name]) for flag in flags if flag.name in parsed
@@ -172,7 +172,7 @@ def _read(
 
 def _misused(flags: Sequence[Flag], error: argparse.ArgumentError) -> str:
     """The sentence for a flag without its value, or with a value for a switch."""
-    if error.argument_name is None:  # several short flags in one, in Python's words
+    if error.argument_name is None:  # several short flags in one, by Python's message
         return f"{error.message}; write the flag out."
     spellings = error.argument_name.split("/")
     flag = next(flag for flag in flags if {*flag.spellings, *flag.off} & {*spellings})
@@ -183,7 +183,7 @@ def _misused(flags: Sequence[Flag], error: argparse.ArgumentError) -> str:
     return f"found {flag.long} without a value; expected {example}."
 
 
-def unknown_words(
+def unknown_arguments(
     argv: Sequence[str], names: Collection[str], help_of: str = "serve --help=all"
 ) -> str:
     """The sentence about the first of some unknown arguments.

@@ -51,7 +51,7 @@ def of_parser(parser: argparse.ArgumentParser, of_engine: Container[str] = ()) -
     """The flags of a parser, in its order.
 
     Args:
-        parser: of ours or of vLLM's.
+        parser: ours or vLLM's.
         of_engine: names of the values that an engine also has.
     """
     spellings: dict[int, list[str]] = {}  # an action may hide some

@@ -42,7 +42,7 @@ def problem(request, rows: int) -> str | None:
 def name_the_field(client) -> None:
     """Name the field in errors about ids that neither the model nor its tokenizer has.
 
-    vLLM validates ids of prompts with its own error. It decodes ids for ``/detokenize``, and of
+    vLLM validates ids of prompts, with another error.  It decodes ids for ``/detokenize``, and of
     prompts with ``echo``, before any validation.
     """
     renderer, rows = client.renderer, client.vllm_config.model_config.get_vocab_size()

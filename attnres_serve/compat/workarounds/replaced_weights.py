@@ -24,14 +24,16 @@ STEPS = (INIT, SHUTDOWN, START, START_DRAFT, PIECE, FINISH)
 FORMATS = ("auto", "safetensors", "dummy")  # tried values of --load-format
 QUANTIZED = (None, "compressed-tensors")
 SINCE = (0, 32)  # the first vLLM that was tried
-FROM_ENGINE = "attn_res_asked"  # an argument for workers: our engine calls, with an empty cache
+FROM_ENGINE = (
+    "attn_res_from_engine"  # an argument for workers: our engine calls, with an empty cache
+)
 FILE = "attn_res_file"  # an argument for workers: a file of tensors
 BACKEND = "shared_memory"
 WAY = "start a new engine with the new weights."
 
 
 def fixed(vllm_config: Any) -> str | None:
-    """What makes that nothing of a model can change in an engine; None where something can."""
+    """The reason why nothing of a model can change in an engine; None if something can."""
     reasons = {
         "on a GPU, where that was never tried": not device.is_cpu(),
         "of a vLLM before 0.32, with which that was not tried": versions.is_older_than(SINCE),
@@ -39,7 +41,7 @@ def fixed(vllm_config: Any) -> str | None:
             engine_config.connectors(vllm_config)
         ),
         "of several replicas": vllm_config.parallel_config.data_parallel_size > 1,
-        # Each would know of its own updates alone.
+        # Each would know only the updates that it made.
         "behind several API servers": not engine_config.is_only_api_server(vllm_config),
     }
     return next((reason for reason, is_so in reasons.items() if is_so), None)
@@ -91,7 +93,7 @@ def _reloading(original: Any) -> Any:
         weights_path=None,
         is_checkpoint_format=True,
         is_partial=False,
-        attn_res_asked=False,
+        attn_res_from_engine=False,
         attn_res_file=None,
     ):
         model = self.get_model()
@@ -99,7 +101,7 @@ def _reloading(original: Any) -> Any:
             return original(self, weights_iterator, weights_path, is_checkpoint_format)
 
         def reload() -> None:
-            if not attn_res_asked:
+            if not attn_res_from_engine:
                 raise SettingError(
                     f"{RELOAD} was called in a worker, and the prefix cache would keep what the "
                     f'old weights computed; call collective_rpc("{RELOAD}") of the engine.'

@@ -10,7 +10,7 @@ from attnres_serve.compat.patch import Patch
 
 
 def _keeping_generators(original: Any) -> Any:
-    """Keep a request's generator for its own tokens; what is discarded is sampled without one."""
+    """Keep a request's generator for its tokens; tokens to be discarded are sampled without one."""
 
     def sample_tokens(self, *args, **kwargs):
         batch = self.input_batch

@@ -9,12 +9,12 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 
 
-def _in_the_models_type(as_given: Any) -> Any:
+def _in_the_models_type(original: Any) -> Any:
     """Give the layer the model's dtype."""
     import torch
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        as_given(self, *args, **{"dtype": torch.get_default_dtype(), **kwargs})
+        original(self, *args, **{"dtype": torch.get_default_dtype(), **kwargs})
 
     return __init__
 

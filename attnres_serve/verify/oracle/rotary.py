@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Rope = Mapping[str, Any]  # rope_type, rope_theta and the type's own parameters
+Rope = Mapping[str, Any]  # rope_type, rope_theta and the parameters of the type
 
 
 def rope_of(config: Mapping[str, Any]) -> Rope:

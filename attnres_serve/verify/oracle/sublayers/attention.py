@@ -16,7 +16,7 @@ class Attention(Sublayer):
     """Causal grouped-query attention, in a sliding window or over the whole past.
 
     Attributes:
-        window: number of tokens that a query sees, including its own; None: all.
+        window: number of tokens that a query sees, including its token; None: all.
         qk_norm_eps: epsilon of the norms of each head's queries and keys; None: no such norms.
         norms_rotated_keys: whether keys are normed after the rotation; queries never are.
         qkv_bias: whether q_proj, k_proj and v_proj have biases.

@@ -26,19 +26,19 @@ def read(text: str, name: str = "--edit") -> Edit:
         kind, *fields = [("mask" if part[0] == OLD else part[0], part[2]) for part in parts]
     except ValueError:
         raise SettingError(f"{name}: {text!r} cannot be read; expected {_EDIT}.") from None
-    given: dict[str, str] = {}
+    values: dict[str, str] = {}
     for field, value in (kind, *fields):
-        if field in given or (field in KINDS) != (not given):
+        if field in values or (field in KINDS) != (not values):
             raise SettingError(f"{name}: {field!r} stands where it cannot; expected {_EDIT}.")
-        given[field] = value
+        values[field] = value
     try:
-        return Edit.model_validate({field: _field(field, value) for field, value in given.items()})
+        return Edit.model_validate({field: _field(field, value) for field, value in values.items()})
     except ValidationError as error:
         place = str((*error.errors()[0]["loc"], kind[0])[0])
         if place not in _VALUES:
             raise SettingError(f"{name}: {place!r} is no field; expected {_EDIT}.") from None
-        said = f"{name}: {place} is {given[place]!r}; expected {_VALUES[place]}."
-        raise SettingError(said) from None
+        problem = f"{name}: {place} is {values[place]!r}; expected {_VALUES[place]}."
+        raise SettingError(problem) from None
 
 
 def each(texts: Sequence[str], name: str = "--edit") -> list[Edit]:
@@ -50,11 +50,11 @@ def each(texts: Sequence[str], name: str = "--edit") -> list[Edit]:
 
 def write(edit: Edit) -> str:
     """The text of an edit, which ``read`` reads."""
-    words = []
+    parts = []
     for field in (edit.kind, "sites", "sources", "tokens"):
         if (value := getattr(edit, field)) is not None:
-            words.append(field if value is True else f"{field}={_written(value)}")
-    return shlex.join(words)
+            parts.append(field if value is True else f"{field}={_written(value)}")
+    return shlex.join(parts)
 
 
 def _written(value: Any) -> str:
