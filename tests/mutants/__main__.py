@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tests.mutants import table
-from tests.mutants.catalogue import ROOT, Fault, faults
+from tests.mutants.catalogue import ROOT, Fault, faults, named, reasons
 from tests.mutants.trial import CAUGHT, Tree, Trees, attempt
 
 RESULTS = ROOT / "build" / "mutants.json"
@@ -23,6 +23,11 @@ RESULTS = ROOT / "build" / "mutants.json"
 def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     own = arguments()
+    if own.files:
+        why = reasons()
+        for file, count in named().items():
+            print(f"{file:50} {count or why.get(file, 'no fault, and no reason')}")
+        return 0
     every = faults()
     chosen = [fault for fault in every if not own.only or {fault.name, fault.room} & {*own.only}]
     if not chosen:
@@ -59,6 +64,11 @@ def arguments() -> argparse.Namespace:
         help="faults or rooms; what build/mutants.json says of the others is kept",
     )
     parser.add_argument("--list", action="store_true", help="name the faults and run nothing")
+    parser.add_argument(
+        "--files",
+        action="store_true",
+        help="list the test files with the number of faults that name each, and run nothing",
+    )
     parser.add_argument("-n", type=int, default=1, help="faults at a time (default: 1)")
     parser.add_argument(
         "--seconds", type=float, default=600, help="for the tests of a fault (default: 600)"

@@ -6,12 +6,14 @@ within its room.
 """
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).with_name("faults")
+REASONS = Path(__file__).with_name("unnamed.toml")
 SOURCES = {".py", ".js", ".cpp", ".h"}
 
 
@@ -93,6 +95,20 @@ def faults() -> list[Fault]:
         for one in content["fault"]:
             stated = shared | one
             found.append(Fault(room=path.stem, **stated | {"tests": tuple(stated["tests"])}))
+    return found
+
+
+def named() -> dict[str, int]:
+    """The number of faults that name each test file, by its path below the root."""
+    each = ({test.partition("::")[0] for test in fault.tests} for fault in faults())
+    counts = Counter(file for files in each for file in files)
+    paths = (path.relative_to(ROOT) for path in sorted((ROOT / "tests").rglob("test_*.py")))
+    return {path.as_posix(): counts[path.as_posix()] for path in paths}
+
+
+def reasons() -> dict[str, str]:
+    """Why no fault names a test file, by its path below the root."""
+    found: dict[str, str] = tomllib.loads(REASONS.read_text(encoding="utf-8"))
     return found
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.mutants.catalogue import ROOT, Fault
+from tests.mutants.catalogue import ROOT, Fault, reasons
 from tests.mutants.trial import CAUGHT
 
 LONGEST = 40  # characters of a test's parameters
@@ -41,6 +41,8 @@ def page(every: Sequence[Fault], results: Mapping[str, Mapping[str, Any]]) -> st
     if engine:
         lines += ["", "Faults that only a test with an engine can catch:", ""]
         lines += [f"- {fault.name}: {fault.engine}" for fault in engine]
+    lines += ["", "Test files that no fault names:", "", "| file | why |", "|---|---|"]
+    lines += [f"| `{_short(file)}` | {why} |" for file, why in reasons().items()]
     return "\n".join(lines) + "\n"
 
 
