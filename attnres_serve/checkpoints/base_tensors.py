@@ -98,7 +98,9 @@ class BaseTensors:
 
     def packed(self, names: Collection[str]) -> dict[str, Held]:
         """Tensors in the form of memory that hold several of these, and nothing else."""
-        if not any(map(experts.ONE.match, names)):  # asking Hugging Face's class takes a second
+        if not any(
+            map(experts.ONE_EXPERT.match, names)
+        ):  # asking Hugging Face's class takes a second
             return {}
         return {
             stored_name: held

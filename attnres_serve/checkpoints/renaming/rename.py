@@ -36,8 +36,8 @@ class Rename:
         old, equals, new = (part.strip() for part in text.partition("="))
         if not (old and equals and new) or old.count("*") != new.count("*"):
             raise SettingError(
-                f"{RENAME_OPTION} is {text!r}; expected OLD=NEW, two names or their beginnings up to "
-                "a dot, with as many * in both: each stands for the same text without a dot."
+                f"{RENAME_OPTION} is {text!r}; expected OLD=NEW, two names or their beginnings up "
+                "to a dot, with as many * in both: each stands for the same text without a dot."
             )
         return cls(old, new)
 
@@ -75,19 +75,20 @@ def new_names(names: Iterable[str], renames: Sequence[Rename]) -> dict[str, str]
             if (new_name := rename.new_name(name)) is not None
         }
         if not changed:
+            similar_names = _similar_names(rename.old, name_so_far.values())
             raise CheckpointError(
                 f"{RENAME_OPTION} {str(rename)!r} is about no tensor of the file: no name is, or "
-                f"begins up to a dot with, {rename.old}{_similar_names(rename.old, name_so_far.values())}."
+                f"begins up to a dot with, {rename.old}{similar_names}."
             )
         name_so_far |= changed
     stored_name_of: dict[str, str] = {}
-    for stored_name, new_name in name_so_far.items():
-        if new_name in stored_name_of:
+    for stored_name, final_name in name_so_far.items():
+        if final_name in stored_name_of:
             raise CheckpointError(
-                f"{RENAME_OPTION} gives two tensors one name: {stored_name_of[new_name]} and "
-                f"{stored_name} would both be {new_name}."
+                f"{RENAME_OPTION} gives two tensors one name: {stored_name_of[final_name]} and "
+                f"{stored_name} would both be {final_name}."
             )
-        stored_name_of[new_name] = stored_name
+        stored_name_of[final_name] = stored_name
     return {stored_name: name for stored_name, name in name_so_far.items() if stored_name != name}
 
 
