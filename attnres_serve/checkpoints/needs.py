@@ -77,9 +77,9 @@ def check(
         return
     if tokenizer_file(tokenizer_folder) is None:
         raise CheckpointError(
-            f"{tokenizer_folder} has no tokenizer, for example tokenizer.json; copy its files beside the "
-            "weights, name another folder with --tokenizer, or serve token ids alone with "
-            "--skip-tokenizer-init."
+            f"{tokenizer_folder} has no tokenizer, for example tokenizer.json; copy its files "
+            "beside the weights, name another folder with --tokenizer, or serve token ids alone "
+            "with --skip-tokenizer-init."
         )
     tokenizer_class.reading(tokenizer_folder, arguments.trust_remote_code)
     token_ids.check(tokenizer_folder, embedding_rows)
@@ -109,8 +109,9 @@ def _check_latent_channels(name: str, config: Mapping[str, Any]) -> None:
     if sizes and channels not in sizes:
         stated_channels = " and ".join(f"{key} {config[key]}" for key in latent.ROW)
         raise CheckpointError(
-            f"{name} has latent attention with {stated_channels}, which are {channels} channels together, "
-            f"and vLLM's on a GPU computes {', '.join(map(str, sizes))}; serve it on a CPU."
+            f"{name} has latent attention with {stated_channels}, which are {channels} channels "
+            f"together, and vLLM's on a GPU computes {', '.join(map(str, sizes))}; serve it on a "
+            "CPU."
         )
 
 
