@@ -70,8 +70,8 @@ def check(
     if folder is not None:
         token_ids.check_end(folder, embedding_rows)
     tokenizer_folder = folder if arguments.tokenizer is None else Path(arguments.tokenizer)
-    is_unknown_mode = arguments.tokenizer_mode not in source.TOKENIZER_MODES
-    if is_unknown_mode or arguments.skip_tokenizer_init:
+    has_other_reader = arguments.tokenizer_mode not in source.TOKENIZER_MODES
+    if has_other_reader or arguments.skip_tokenizer_init:
         return
     if tokenizer_folder is None or not tokenizer_folder.is_dir():
         return

@@ -35,7 +35,7 @@ _SYNONYMS = {
     "experts": "expert",
     "router": "gate",
 }
-# Meta's Llama calls the matrices of an MLP so.
+# What w1, w2 and w3 mean in the names of Meta's Llama.
 _META_WORDS = {"w1": "gate", "w2": "down", "w3": "up"}
 _MEANINGLESS = {
     *("model", "transformer", "module", "modules", "decoder", "backbone", "net", "lm"),
