@@ -85,12 +85,8 @@ def compare(figures: dict[int, dict[str, list[dict[str, float]]]]) -> list[dict[
             baseline = values.pop(BASELINE)
             for name, ours in values.items():
                 ratios = [[ratio] for ratio in paired_ratios(ours, baseline)]
-                row = {
-                    "at_a_time": at_a_time,
-                    "figure": figure,
-                    "server": name,
-                    **ratio_summary(ratios),
-                }
+                summary = ratio_summary(ratios)
+                row = {"at_a_time": at_a_time, "figure": figure, "server": name, **summary}
                 rows.append(row | {"values": ours, BASELINE: baseline})
     return rows
 
