@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from attnres_serve.bench.ratios import Results, Samples, geometric_mean, summary
+from attnres_serve.bench.ratios import Results, Samples, geometric_mean, ratio_summary
 from attnres_serve.bench.session import Outcome
 from attnres_serve.bench.workload import PERCENTILES, Case
 
@@ -162,7 +162,7 @@ def case_rows(results: Sequence[Results], baseline: str) -> list[dict[str, Any]]
         engines = {name: _times(case, [start[name] for start in starts]) for name in starts[0]}
         for name in engines.keys() - {baseline}:
             rounds = [start[name].ratios(start[baseline]) for start in starts]
-            engines[name] |= summary(rounds) | {"round_ratios": list(chain(*rounds))}
+            engines[name] |= ratio_summary(rounds) | {"round_ratios": list(chain(*rounds))}
         rows.append({**asdict(case), "engines": engines})
     return rows
 

@@ -1,9 +1,11 @@
-"""Paired statistics: times of one turn are compared within that turn.
+"""Ratios of an engine's times to the baseline's, with confidence intervals.
 
-The ratio of a round has the noise of the machine, and all rounds of a start share a bias of its
-processes: two processes of one model differ by a percent and more, because of the addresses of
-their memory.  So a start gives one ratio, the median of its rounds, and the starts are the sample:
-their mean on the log scale, with Student's interval.  One start has no interval.
+Times are paired: a time is divided by the baseline's time in the same turn.  Two kinds of error
+remain.  The noise of the machine differs from round to round.  A bias of the processes is the same
+in all rounds of a start: two processes of one model differ by a percent and more, because of the
+addresses of their memory.  Therefore each start gives one ratio, the median of its rounds, and
+these ratios are the sample: their geometric mean is reported, with Student's interval on the log
+scale.  A single start has no interval.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,8 @@ from attnres_serve.bench.workload import PHASES, Case
 from attnres_serve.errors import SettingError
 
 ONE_START = "one start has no interval: two starts of one model differ by a percent and more"
-BIAS = 0.02  # approximate bias of a pair of processes; 1.1 to 3.7 % on the measured machines
+# The approximate bias of a pair of processes; it was 1.1 to 3.7 % on the measured machines.
+PROCESS_BIAS = 0.02
 
 
 @dataclass
@@ -24,11 +27,11 @@ class Samples:
     """The times of one engine in one case of one start, in seconds.
 
     Attributes:
-        turns: for each round one figure for each turn: in prefill the time to the first token; in
-            decode the median step of a slice, which ignores hiccups of the machine, divided by the
-            tokens per sequence of a step of the round.
-        times: every time to the first token of prefill, or every timed step of decode, which is
-            the inter-token latency of its sequences.
+        turns: for each round, one time for each turn.  In prefill it is the time to the first
+            token.  In decode it is the median time of a step in a slice, which ignores hiccups of
+            the machine, divided by the tokens that a sequence gets in a step of this round.
+        times: every time to the first token in prefill, or the time of every step in decode,
+            which is the inter-token latency of the step's sequences.
     """
 
     turns: list[list[float]] = field(default_factory=list)
@@ -36,28 +39,29 @@ class Samples:
 
     @property
     def rounds(self) -> list[float]:
-        """The median turn of each round."""
+        """The median over the turns of each round."""
         return [median(turns) for turns in self.turns]
 
     def ratios(self, baseline: "Samples") -> list[float]:
-        """The median ratio of each round to the baseline's figure in the same turn."""
-        pairs = zip(self.turns, baseline.turns, strict=True)
-        return [median(paired_ratios(turns, others)) for turns, others in pairs]
+        """For each round, the median ratio of a turn to the same turn of the baseline."""
+        paired_turns = zip(self.turns, baseline.turns, strict=True)
+        return [median(paired_ratios(turns, base_turns)) for turns, base_turns in paired_turns]
 
 
-Results = dict[Case, dict[str, Samples]]  # of one start, by case and engine
+# The samples of one start, by case and by the engine's name.
+Results = dict[Case, dict[str, Samples]]
 
 
 def paired_ratios(times: Sequence[float], baseline: Sequence[float]) -> list[float]:
-    """The ratio of each time to the baseline's in the same turn.
+    """The ratio of each time to the baseline's time in the same turn.
 
     Raises:
-        ValueError: the numbers of times differ.
+        ValueError: there are more times than times of the baseline, or fewer.
         SettingError: a time is not positive.
     """
     if min(*times, *baseline) <= 0:
         raise SettingError("a time is not positive: the machine is too busy to measure anything.")
-    return [time / base for time, base in zip(times, baseline, strict=True)]
+    return [time / base_time for time, base_time in zip(times, baseline, strict=True)]
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -67,61 +71,72 @@ def geometric_mean(values: Sequence[float]) -> float:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Student's 95 % interval of the geometric mean of two or more positive values."""
     logs = [log(value) for value in values]
-    reach = student(len(logs) - 1) * stdev(logs) / sqrt(len(logs))
-    return exp(fmean(logs) - reach), exp(fmean(logs) + reach)
+    half_width = student_quantile(len(logs) - 1) * stdev(logs) / sqrt(len(logs))
+    return exp(fmean(logs) - half_width), exp(fmean(logs) + half_width)
 
 
-def student(freedom: int, probability: float = 0.95) -> float:
-    """The quantile of the absolute value of Student's t for a probability."""
+def student_quantile(degrees: int, probability: float = 0.95) -> float:
+    """The quantile of the absolute value of Student's t, for some degrees of freedom."""
     import numpy as np  # takes a quarter of a second, which a refused command does not need
 
+    # With tan(angle) = t / sqrt(degrees), the angle has this density, up to a factor.
     angles = np.linspace(0, np.pi / 2, 10_001)
-    density = np.cos(angles) ** (freedom - 1)  # of the angle whose tangent is t / sqrt(freedom)
-    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    return sqrt(freedom) * float(np.tan(np.interp(probability, below / below[-1], angles)))
+    density = np.cos(angles) ** (degrees - 1)
+    cumulative = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    angle = np.interp(probability, cumulative / cumulative[-1], angles)
+    return sqrt(degrees) * float(np.tan(angle))
 
 
-def summary(starts: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The ratio and its interval from the ratios of every round of every start."""
-    each = [median(rounds) for rounds in starts]
-    if len(each) == 1:
+def ratio_summary(round_ratios: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The ratio and its interval, from the ratios of every start's rounds."""
+    start_ratios = [median(ratios) for ratios in round_ratios]
+    if len(start_ratios) == 1:
         no_interval = {"ci95": None, "includes_1": None, "no_interval": ONE_START}
-        return {"ratio": geometric_mean(starts[0]), **no_interval, "start_ratios": each}
-    low, high = interval(each)
+        ratio = geometric_mean(round_ratios[0])
+        return {"ratio": ratio, **no_interval, "start_ratios": start_ratios}
+    low, high = interval(start_ratios)
     return {
-        "ratio": geometric_mean(each),
+        "ratio": geometric_mean(start_ratios),
         "ci95": [low, high],
         "includes_1": low <= 1 <= high,
         "no_interval": None,
-        "start_ratios": each,
+        "start_ratios": start_ratios,
     }
 
 
-def overheads(results: Sequence[Results], name: str, baseline: str) -> dict[str, dict[str, Any]]:
-    """A summary for each measured phase: in every round the geometric mean of its cases.
+def overheads(results: Sequence[Results], engine: str, baseline: str) -> dict[str, dict[str, Any]]:
+    """The ratio of an engine to the baseline in each measured phase, over all cases of the phase.
 
-    The ratios of the cases in a round are averaged before the interval is computed, so that it
-    includes their correlation.
+    In every round, the geometric mean of the cases' ratios is taken before the interval is
+    computed, so that the interval includes the correlation of the cases.
+
+    Args:
+        results: one for each start.
+        engine: the name of the engine.
+        baseline: the name of the baseline.
     """
-    by_phase: dict[str, dict[str, Any]] = {}
+    summary_of_phase: dict[str, dict[str, Any]] = {}
     for phase in PHASES:
-        starts = []
+        round_ratios = []
         for start in results:
-            cases = [engines for case, engines in start.items() if case.phase == phase]
-            ratios = [engines[name].ratios(engines[baseline]) for engines in cases]
-            starts.append([geometric_mean(one) for one in zip(*ratios, strict=True)])
-        if starts[0]:
-            by_phase[phase] = summary(starts)
-    return by_phase
+            samples_of_cases = [samples for case, samples in start.items() if case.phase == phase]
+            case_ratios = [
+                samples[engine].ratios(samples[baseline]) for samples in samples_of_cases
+            ]
+            rounds = zip(*case_ratios, strict=True)
+            round_ratios.append([geometric_mean(ratios) for ratios in rounds])
+        if round_ratios[0]:
+            summary_of_phase[phase] = ratio_summary(round_ratios)
+    return summary_of_phase
 
 
 def ratio_text(summary: Mapping[str, Any], digits: int | None = None) -> str:
-    """A ratio and its interval, by default with the significant decimals."""
+    """A ratio and its interval, rounded by default to the decimals that it supports."""
     low, high = summary["ci95"] or [summary["ratio"]] * 2
     if digits is None:
-        # Approximately, relative.
-        reach = (high - low) / 2 / summary["ratio"] if summary["ci95"] else BIAS
-        digits = max(1, min(3, ceil(-log10(reach)))) if reach > 0 else 3
+        # Half the width of the interval, relative to the ratio.
+        error = (high - low) / 2 / summary["ratio"] if summary["ci95"] else PROCESS_BIAS
+        digits = max(1, min(3, ceil(-log10(error)))) if error > 0 else 3
     if not summary["ci95"]:
         return f"{summary['ratio']:.{digits}f} (one start)"
     return f"{summary['ratio']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

@@ -98,7 +98,8 @@ class BaseTensors:
 
     def packed(self, names: Collection[str]) -> dict[str, Held]:
         """Tensors in the form of memory that hold several of these, and nothing else."""
-        if not any(map(experts.ONE.match, names)):  # asking Hugging Face's class takes a second
+        # Only for experts, as asking Hugging Face's class takes a second.
+        if not any(map(experts.ONE_EXPERT.match, names)):
             return {}
         return {
             stored_name: held

@@ -43,7 +43,7 @@ def check(name: str, parsed: ParsedConfig, arguments: Arguments) -> None:
     if count is None:
         return
     is_fitted = length is not None and length < 1  # vLLM takes the longest fitting context
-    if is_fitted or arguments.has(*needs.OTHER_CONTEXT):
+    if is_fitted or arguments.has(*needs.CONTEXT_FLAGS):
         return
     context = length or needs.context(config)
     fills = is_filled_by_tokens(family, config)

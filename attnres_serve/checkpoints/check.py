@@ -54,7 +54,7 @@ def check(name: str, as_json: bool) -> None:
         folder = hub.on_this_machine(name)
         checkpoint = check_folder(folder)
         parsed = checkpoint.translated(name)
-        facts = describe(checkpoint) | needs.facts(folder) | _class(parsed.format)
+        facts = describe(checkpoint) | needs.tokenizer_facts(folder) | _class(parsed.format)
         needs.check(name, parsed, folder)
         needs.check_quantized(name, checkpoint.index)
         facts |= _cache(cache.of(name, parsed))
@@ -67,7 +67,7 @@ def check(name: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"checkpoint": name, "served": True, **facts}))
     else:
-        print(f"{name} can be served.\n\n{render(facts)}\n\nServe it: {needs.command(name)}")
+        print(f"{name} can be served.\n\n{render(facts)}\n\nServe it: {needs.serve_command(name)}")
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:

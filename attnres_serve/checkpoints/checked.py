@@ -19,7 +19,7 @@ from attnres_serve.checkpoints.files import (
     weight_map,
 )
 from attnres_serve.checkpoints.headers import check_headers
-from attnres_serve.checkpoints.renaming.rename import COMMAND
+from attnres_serve.checkpoints.renaming.rename import CONVERT_COMMAND
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
@@ -119,7 +119,7 @@ def _names_of_any(name: str) -> Collection[str]:
 
 def conversion(name: str) -> str:
     """The command that converts a checkpoint, to which options can be added."""
-    return COMMAND.replace("SRC", shlex.quote(name))
+    return CONVERT_COMMAND.replace("SRC", shlex.quote(name))
 
 
 def tensor_names(name: str | Path, revision: str | None = None) -> Collection[str] | None:
@@ -154,7 +154,7 @@ def translate(
 def check_content(
     config: dict[str, Any],
     headers: Callable[[], Mapping[str, Header]],
-    command: str = COMMAND,
+    command: str = CONVERT_COMMAND,
 ) -> Checkpoint:
     """Validate a checkpoint from its config.json and headers.
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from attnres_serve import formats
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.renaming.refusal import refuse_renamed
-from attnres_serve.checkpoints.renaming.rename import COMMAND
+from attnres_serve.checkpoints.renaming.rename import CONVERT_COMMAND
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.checkpoints.tensors import Stored
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 
 def check_headers(
-    parsed: ParsedConfig, headers: Mapping[str, Stored], command: str = COMMAND
+    parsed: ParsedConfig, headers: Mapping[str, Stored], command: str = CONVERT_COMMAND
 ) -> TensorIndex:
     """Validate that tensors are exactly those that a model needs, by their headers.
 

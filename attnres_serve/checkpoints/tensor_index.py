@@ -24,7 +24,7 @@ from attnres_serve.checkpoints.names import (
     same_tensor,
     tensor_name,
 )
-from attnres_serve.checkpoints.renaming.rename import COMMAND, OPTION
+from attnres_serve.checkpoints.renaming.rename import CONVERT_COMMAND, RENAME_OPTION
 from attnres_serve.checkpoints.tensors import (
     Stored,
     check_dtype,
@@ -244,7 +244,7 @@ class TensorIndex:
                     f"the tensor {stored_name} is {rest} with {prefix!r} before its name, of a "
                     "module around the model; save that model alone, or take it out of every name: "
                     f"{{name.removeprefix({prefix!r}): tensor for name, tensor in state.items()}}, "
-                    f"or `{COMMAND} {OPTION} '{prefix}*=*'`."
+                    f"or `{CONVERT_COMMAND} {RENAME_OPTION} '{prefix}*=*'`."
                 )
 
     def check(self, name: str) -> None:

@@ -78,12 +78,12 @@ def reading(folder: Path, runs_code: bool = False) -> Reading:
     code = _code(folder, stated.name)
     if runs_code and code is not None:
         return Reading(Way.OWN_CODE, f"by {stated.name} of {stated.where}, code of the checkpoint")
-    is_kimi = kimi_tokenizer.is_read_by(stated.name, code)
+    is_kimi = kimi_tokenizer.is_kimi_class(stated.name, code)
     if has_fast:
         if is_kimi:
             _check_kimi_file(folder, stated)
         return Reading(Way.FAST_FILE, f"without {stated.name} of {stated.where}, which it replaces")
-    if is_kimi and (folder / kimi_tokenizer.RANKS).is_file():
+    if is_kimi and (folder / kimi_tokenizer.RANKS_FILE).is_file():
         return Reading(Way.KIMI, f"with Kimi's pattern, because {stated.where} has {stated.name}")
     run = "" if code is None else ", with --trust-remote-code, which runs that code,"
     raise CheckpointError(
@@ -174,7 +174,7 @@ def _check_kimi_file(folder: Path, stated: Stated) -> None:
     """
     if _GPT_4 not in _strings(read_object(folder / FAST).get("pre_tokenizer")):
         return
-    ranks = kimi_tokenizer.RANKS
+    ranks = kimi_tokenizer.RANKS_FILE
     way = (
         "remove it, and" if (folder / ranks).is_file() else f"put Kimi's {ranks} in its place, and"
     )

@@ -36,13 +36,13 @@ def of(folder: Path, way: Way, rows: int | None) -> Path:
         CheckpointError: a file is damaged, or the cache cannot be written.
     """
     is_kimi = way is Way.KIMI
-    vocabulary = kimi_tokenizer.RANKS if is_kimi else FAST
+    vocabulary = kimi_tokenizer.RANKS_FILE if is_kimi else FAST
     kinds = TEMPLATES if is_kimi else (*TEMPLATES, *ADDED)
     taken = sorted(path for kind in kinds for path in folder.glob(kind) if path.is_file())
     if is_kimi:
         ranks = kimi_tokenizer.ranks(folder)
         tokens = kimi_tokenizer.special_tokens(folder, len(ranks), rows)
-        config = kimi_tokenizer.config(folder, tokens)
+        config = kimi_tokenizer.translated_config(folder, tokens)
     else:
         config = read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     config = {key: value for key, value in config.items() if key not in LEFT}
@@ -58,7 +58,7 @@ def of(folder: Path, way: Way, rows: int | None) -> Path:
         made = Path(mkdtemp(dir=place.parent))
         try:
             if is_kimi:
-                kimi_tokenizer.backend(ranks, tokens).save(str(made / FAST), pretty=False)
+                kimi_tokenizer.fast_tokenizer(ranks, tokens).save(str(made / FAST), pretty=False)
             else:
                 shutil.copyfile(folder / FAST, made / FAST)
             _fill(made, folder, taken, config)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from attnres_serve.families.family import Shape
 
 # One expert's tensor, by its number; or one tensor of all experts of a layer, experts first.
-ONE = re.compile(r"(?P<mixture>.+\.experts)\.(?P<number>\d+)\.\w+")
+ONE_EXPERT = re.compile(r"(?P<mixture>.+\.experts)\.(?P<number>\d+)\.\w+")
 _STACKED = re.compile(r"\.experts\.\w+$|\.block_sparse_moe\.(input|output)_linear\.weight$")
 # As transformers 5 calls them in memory.
 _PACKED = re.compile(r"\.experts\.(gate_up_proj|gate_proj|up_proj|down_proj)(_bias)?$")
@@ -22,7 +22,7 @@ def is_packed(name: str) -> bool:
 
 def mixture_of_one(layer: str) -> str | None:
     """The mixture around a layer of one expert; None for any other layer."""
-    match = ONE.fullmatch(layer)
+    match = ONE_EXPERT.fullmatch(layer)
     return match and match["mixture"]
 
 
@@ -38,7 +38,7 @@ def counts(shapes: Mapping[str, Shape]) -> Iterable[tuple[str, str, int]]:
     The tensor of expert n shows that there are n + 1 at least.
     """
     for name, shape in shapes.items():
-        if expert := ONE.match(name):
+        if expert := ONE_EXPERT.match(name):
             yield name, expert["mixture"], int(expert["number"]) + 1
         elif _STACKED.search(name):
             yield name, name, shape[0]

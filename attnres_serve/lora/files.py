@@ -1,8 +1,8 @@
 """Checks that vLLM would apply all of a LoRA adapter, as saved by PEFT.
 
-vLLM skips tables that PEFT saved beside an adapter, scales by ranks that the tensors do not have,
-pads small tensors with zeros, and does not check values.  Here every tensor of the file is used, or
-refused by name.
+vLLM skips tables of tokens that PEFT saved beside an adapter, scales by the rank that
+adapter_config.json states even if the tensors have another, pads small tensors with zeros, and does
+not check values.  With these checks every tensor of the file is used, or refused by name.
 """
 
 import json
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 Shape = tuple[int, ...]
-HasTable = Callable[[str, "Tensor"], bool]
-CONFIG = "adapter_config.json"
-# The files of tensors that vLLM reads, in its order.
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-# Keys of adapter_config.json that change what an adapter computes, unsupported in vLLM.
+HasTable = Callable[[str, "Tensor"], bool]  # see ``Model.has_table``
+CONFIG_FILE = "adapter_config.json"
+# The files of tensors that vLLM looks for, in its order.
+WEIGHTS_FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
+# Keys of adapter_config.json that change what an adapter computes, and that vLLM ignores.
 UNSUPPORTED = {
     "modules_to_save": "whole layers that were trained beside it",
     "trainable_token_indices": "rows of the embedding that were trained beside it",
@@ -35,43 +35,47 @@ UNSUPPORTED = {
     "arrow_config": "Arrow routing",
     "layer_replication": "layers that are replicated",
 }
-# Initial values of an adapter; other kinds change the model's weights as well.
+# Values of init_lora_weights that set the adapter alone; others change the model's weights as well.
 PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
-MERGE = "merge it into the weights"
+MERGE_ADVICE = "merge it into the weights"
 _PREFIX = "base_model.model."
-_PART = re.compile(r"(?P<layer>.+)\.(?:lora_(?P<part>[AB])\.weight|lora_embedding_(?P<row>[AB]))")
+_MATRIX = re.compile(
+    r"(?P<layer>.+)\.(?:lora_(?P<linear>[AB])\.weight|lora_embedding_(?P<embedding>[AB]))"
+)
 _TABLE = re.compile(r"(?:.*\.)?(?P<leaf>embed_tokens|lm_head)\.base_layer\.weight")
-_DEPTH = re.compile(r"_res_(proj|norm)$")
+_DEPTH_ATTENTION = re.compile(r"_res_(proj|norm)$")
 
 
 @dataclass(frozen=True)
 class Model:
-    """The facts about the model that an adapter is for.
+    """The facts about a served model that decide which adapters fit.
 
     Attributes:
-        needed: shapes of its weights by their names; empty if unknown.
-        most_rank: the value of --max-lora-rank.
-        has_table: whether a table of an adapter's file, for ``embed_tokens`` or ``lm_head``,
-            equals the model's.
-        dtype: of the running adapter; None if unknown.
+        weight_shapes: the shapes of the model's weights by their names; empty if unknown.
+        max_rank: the value of --max-lora-rank.
+        has_table: whether the model's table for a name, ``embed_tokens`` or ``lm_head``, equals a
+            table in an adapter's file.
+        dtype: the type to which vLLM converts the adapter; None if unknown.
     """
 
-    needed: Mapping[str, Shape]
-    most_rank: int
+    weight_shapes: Mapping[str, Shape]
+    max_rank: int
     has_table: HasTable
     dtype: "dtype | None" = None
 
 
 def problem(folder: Path, model: Model) -> str | None:
-    """The reason why an adapter would not be applied whole, as the end of a sentence; or None.
+    """The reason why an adapter would not be applied whole; None if it would be.
+
+    It is the end of a sentence that begins with the adapter's name.
 
     Args:
-        folder: saved by PEFT.
-        model: the facts about the model.
+        folder: the folder that PEFT saved.
+        model: the facts about the served model.
     """
     try:
         config = _read_config(folder)
-        _check_config(config, model.most_rank)
+        _check_config(config, model.max_rank)
         _check_tensors(_read_tensors(folder), config, model)
     except _NotWholeError as error:
         return str(error)
@@ -79,75 +83,82 @@ def problem(folder: Path, model: Model) -> str | None:
 
 
 class _NotWholeError(Exception):
-    """Holds the end of a sentence that begins with the adapter's name."""
+    """The adapter would not be applied whole; holds the text that ``problem`` returns."""
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
+    path = folder / CONFIG_FILE
     if not path.is_file():
-        raise _NotWholeError(f"has no {CONFIG} in {folder}; give the folder that PEFT saved.")
+        raise _NotWholeError(f"has no {CONFIG_FILE} in {folder}; give the folder that PEFT saved.")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise _NotWholeError(
-            f"has an {CONFIG} that cannot be read as JSON ({error}); copy or save it again."
+            f"has an {CONFIG_FILE} that cannot be read as JSON ({error}); copy or save it again."
         ) from None
     if not isinstance(config, dict):
-        raise _NotWholeError(f"has an {CONFIG} that is no JSON object; copy or save it again.")
+        raise _NotWholeError(f"has an {CONFIG_FILE} that is no JSON object; copy or save it again.")
     return config
 
 
-def _check_config(config: Mapping[str, Any], most_rank: int) -> None:
+def _check_config(config: Mapping[str, Any], max_rank: int) -> None:
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
-        raise _NotWholeError(f"is of PEFT's type {kind!r}, and vLLM applies LORA alone; {MERGE}.")
+        raise _NotWholeError(
+            f"is of PEFT's type {kind!r}, and vLLM applies LORA alone; {MERGE_ADVICE}."
+        )
     for key in ("r", "lora_alpha", "target_modules"):
         if key not in config:
-            raise _NotWholeError(f"has no {key} in {CONFIG}; copy or save it again.")
+            raise _NotWholeError(f"has no {key} in {CONFIG_FILE}; copy or save it again.")
     _require(_is_rank(config["r"]), "r", config["r"], "a whole number above 0")
     _require(_is_number(config["lora_alpha"]), "lora_alpha", config["lora_alpha"], "a number")
-    for name, fits, expected in (
+    for pattern_key, is_valid, expected in (
         ("rank_pattern", _is_rank, "whole numbers above 0"),
         ("alpha_pattern", _is_number, "numbers"),
     ):
-        pattern = config.get(name) or {}
-        is_table = isinstance(pattern, dict) and all(map(fits, pattern.values()))
-        _require(is_table, name, pattern, f"an object from names of layers to {expected}")
-        for key in pattern:
-            _require(_is_expression(key), f"a key of {name}", key, "a regular expression")
+        by_layer = config.get(pattern_key) or {}
+        is_valid_object = isinstance(by_layer, dict) and all(map(is_valid, by_layer.values()))
+        _require(
+            is_valid_object, pattern_key, by_layer, f"an object from names of layers to {expected}"
+        )
+        for layer in by_layer:
+            _require(_is_regex(layer), f"a key of {pattern_key}", layer, "a regular expression")
     for key, value in config.items():
         if value and key in UNSUPPORTED:
             raise _NotWholeError(
-                f"has {UNSUPPORTED[key]} ({key} in {CONFIG}), which vLLM does not apply; {MERGE}."
+                f"has {UNSUPPORTED[key]} ({key} in {CONFIG_FILE}), which vLLM does not apply; "
+                f"{MERGE_ADVICE}."
             )
         if value and key.startswith("use_") and key != "use_rslora":
             raise _NotWholeError(
-                f"has {key} in {CONFIG}, of which is not known what it changes; {MERGE}."
+                f"has {key} in {CONFIG_FILE}, of which is not known what it changes; "
+                f"{MERGE_ADVICE}."
             )
     bias = config.get("bias") or "none"
     if bias != "none":
         raise _NotWholeError(
-            f"has biases (bias is {bias!r} in {CONFIG}), which vLLM does not apply; {MERGE}."
+            f"has biases (bias is {bias!r} in {CONFIG_FILE}), which vLLM does not apply; "
+            f"{MERGE_ADVICE}."
         )
-    start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.lower() not in PLAIN_INITS:
+    init = config.get("init_lora_weights")
+    if isinstance(init, str) and init.lower() not in PLAIN_INITS:
         raise _NotWholeError(
-            f"has init_lora_weights {start!r} in {CONFIG}, with which PEFT changed the weights of "
-            "the model as well; save it with path_initial_model_for_weight_conversion of PEFT."
+            f"has init_lora_weights {init!r} in {CONFIG_FILE}, with which PEFT changed the weights "
+            "of the model as well; save it with path_initial_model_for_weight_conversion of PEFT."
         )
-    rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
-    if rank > most_rank:
+    largest_rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
+    if largest_rank > max_rank:
         raise _NotWholeError(
-            f"has the rank {rank} by {CONFIG}, and --max-lora-rank is {most_rank}; start the "
-            "server with a larger one."
+            f"has the rank {largest_rank} by {CONFIG_FILE}, and --max-lora-rank is {max_rank}; "
+            "start the server with a larger one."
         )
 
 
-def _require(holds: bool, key: str, value: Any, expected: str) -> None:
-    if not holds:
+def _require(is_valid: bool, key: str, value: Any, expected: str) -> None:
+    if not is_valid:
         raise _NotWholeError(
-            f"has {json.dumps(value)} as {key} in {CONFIG}; expected {expected}, so copy or save "
-            "it again."
+            f"has {json.dumps(value)} as {key} in {CONFIG_FILE}; expected {expected}, so copy or "
+            "save it again."
         )
 
 
@@ -159,7 +170,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _is_expression(value: str) -> bool:
+def _is_regex(value: str) -> bool:
     try:
         re.compile(value)
     except re.error:
@@ -168,9 +179,11 @@ def _is_expression(value: str) -> bool:
 
 
 def _read_tensors(folder: Path) -> dict[str, "Tensor"]:
-    path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    path = next((folder / name for name in WEIGHTS_FILES if (folder / name).is_file()), None)
     if path is None:
-        raise _NotWholeError(f"has no {WEIGHTS[0]} in {folder}; give the folder that PEFT saved.")
+        raise _NotWholeError(
+            f"has no {WEIGHTS_FILES[0]} in {folder}; give the folder that PEFT saved."
+        )
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -197,25 +210,27 @@ def _check_tensors(
     embeddings = set()
     for name, tensor in tensors.items():
         layer_name = name.removeprefix(_PREFIX)
-        part, table = _PART.fullmatch(layer_name), _TABLE.fullmatch(layer_name)
-        if part:
+        matrix, table = _MATRIX.fullmatch(layer_name), _TABLE.fullmatch(layer_name)
+        if matrix:
             _check_values(layer_name, tensor, model.dtype)
-            pairs.setdefault(part["layer"], {})[part["part"] or part["row"]] = tensor
-            if part["row"]:
-                embeddings.add(part["layer"])
+            pair = pairs.setdefault(matrix["layer"], {})
+            pair[matrix["linear"] or matrix["embedding"]] = tensor
+            if matrix["embedding"]:
+                embeddings.add(matrix["layer"])
         elif table is None:
             raise _NotWholeError(
                 f"holds the tensor {layer_name}, and vLLM applies lora_A and lora_B alone; save it "
-                f"without that, or {MERGE}."
+                f"without that, or {MERGE_ADVICE}."
             )
         elif not model.has_table(table["leaf"], tensor):
             raise _NotWholeError(
                 f"holds {layer_name}, a table other than the model's, which vLLM would leave out; "
-                f"save it with save_embedding_layers=False if that was not trained, or {MERGE}."
+                "save it with save_embedding_layers=False if that was not trained, or "
+                f"{MERGE_ADVICE}."
             )
     for layer, pair in pairs.items():
         _check_pair(layer, pair, config)
-        _check_layer(layer, pair, layer in embeddings, model.needed)
+        _check_layer(layer, pair, layer in embeddings, model.weight_shapes)
 
 
 def _check_values(name: str, tensor: "Tensor", dtype: "dtype | None") -> None:
@@ -237,10 +252,10 @@ def _check_values(name: str, tensor: "Tensor", dtype: "dtype | None") -> None:
 
 def _check_pair(layer: str, pair: Mapping[str, "Tensor"], config: Mapping[str, Any]) -> None:
     """Check that both matrices exist and have the rank that adapter_config.json states."""
-    for part, other in (("A", "B"), ("B", "A")):
-        if part not in pair:
+    for matrix, counterpart in (("A", "B"), ("B", "A")):
+        if matrix not in pair:
             raise _NotWholeError(
-                f"holds lora_{other} of {layer} without lora_{part}; copy or save it again."
+                f"holds lora_{counterpart} of {layer} without lora_{matrix}; copy or save it again."
             )
     down, up = pair["A"], pair["B"]
     if down.dim() != 2 or up.dim() != 2:
@@ -248,54 +263,55 @@ def _check_pair(layer: str, pair: Mapping[str, "Tensor"], config: Mapping[str, A
             f"has the shapes {_shapes(pair)} for {layer}; expected two matrices, so copy or save "
             "it again."
         )
-    stated, ranks = _stated_rank(layer, config), {down.shape[0], up.shape[1]}
+    stated_rank, ranks = _stated_rank(layer, config), {down.shape[0], up.shape[1]}
     # PEFT saves the matrices of all experts of a layer as one matrix.
-    is_of_experts = mixture_of(layer) and len(ranks) == 1 and min(ranks) % stated == 0
-    if ranks != {stated} and not is_of_experts:
+    is_of_experts = mixture_of(layer) and len(ranks) == 1 and min(ranks) % stated_rank == 0
+    if ranks != {stated_rank} and not is_of_experts:
         raise _NotWholeError(
             f"has the rank {' and '.join(map(str, sorted(ranks)))} in its tensors of {layer}, and "
-            f"{CONFIG} states {stated} (r, rank_pattern); correct it, or copy or save it again."
+            f"{CONFIG_FILE} states {stated_rank} (r, rank_pattern); correct it, or copy or save it "
+            "again."
         )
 
 
 def _check_layer(
-    layer: str, pair: Mapping[str, "Tensor"], is_embedding: bool, needed: Mapping[str, Shape]
+    layer: str, pair: Mapping[str, "Tensor"], is_embedding: bool, weight_shapes: Mapping[str, Shape]
 ) -> None:
-    """Check that the model has the layer in the adapter's size."""
-    if _DEPTH.search(layer):
+    """Check that the model has the layer, and that its weight has the size of the matrices."""
+    if _DEPTH_ATTENTION.search(layer):
         raise _NotWholeError(
             f"changes {layer}, a part of depth attention, to which vLLM applies no adapter; train "
-            f"it without that layer, or {MERGE}."
+            f"it without that layer, or {MERGE_ADVICE}."
         )
-    if not needed or mixture_of(layer):
+    if not weight_shapes or mixture_of(layer):
         return
-    weight = needed.get(f"{layer}.weight")
-    if weight is None:
+    weight_shape = weight_shapes.get(f"{layer}.weight")
+    if weight_shape is None:
         if layer.endswith("lm_head"):  # tied to the embedding
             return
         raise _NotWholeError(
             f"changes {layer}, which the model does not have; give the adapter of this model."
         )
-    if len(weight) != 2:
+    if len(weight_shape) != 2:
         raise _NotWholeError(
-            f"changes {layer}, which is no matrix but {list(weight)} by config.json, and vLLM "
-            f"applies adapters to matrices; train it without that layer, or {MERGE}."
+            f"changes {layer}, which is no matrix but {list(weight_shape)} by config.json, and "
+            f"vLLM applies adapters to matrices; train it without that layer, or {MERGE_ADVICE}."
         )
-    shape = (pair["B"].shape[0], pair["A"].shape[1])
-    if tuple(weight) != (shape[::-1] if is_embedding else shape):
+    product_shape = (pair["B"].shape[0], pair["A"].shape[1])
+    if tuple(weight_shape) != (product_shape[::-1] if is_embedding else product_shape):
         raise _NotWholeError(
-            f"has the shapes {_shapes(pair)} for {layer}, whose weight is {list(weight)} by "
+            f"has the shapes {_shapes(pair)} for {layer}, whose weight is {list(weight_shape)} by "
             "config.json; give the adapter of this model."
         )
 
 
 def _shapes(pair: Mapping[str, "Tensor"]) -> str:
-    return " and ".join(str(list(pair[part].shape)) for part in "AB")
+    return " and ".join(str(list(pair[matrix].shape)) for matrix in "AB")
 
 
 def _stated_rank(layer: str, config: Mapping[str, Any]) -> int:
-    """The rank of a layer by PEFT's rule: the first key that matches the end of its name."""
-    for key, rank in (config.get("rank_pattern") or {}).items():
-        if re.match(rf"(.*\.)?({key})$", layer):
+    """The rank of a layer by PEFT's rule: the first pattern that matches the end of its name."""
+    for pattern, rank in (config.get("rank_pattern") or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", layer):
             return int(rank)
     return int(config["r"])

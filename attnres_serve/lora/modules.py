@@ -11,7 +11,7 @@ MODULES = "--lora-modules"
 
 
 def check(
-    arguments: Arguments, needed: Mapping[str, files.Shape], has_table: files.HasTable
+    arguments: Arguments, weight_shapes: Mapping[str, files.Shape], has_table: files.HasTable
 ) -> None:
     """Raise SettingError for an adapter that would not be applied whole.
 
@@ -19,7 +19,7 @@ def check(
 
     Args:
         arguments: of vLLM.
-        needed, has_table: of ``files.Model``.
+        weight_shapes, has_table: as in ``files.Model``.
     """
     paths = {module["name"]: module["path"] for module in arguments.lora_modules}
     if not paths:
@@ -28,7 +28,7 @@ def check(
         raise SettingError(f"{MODULES} is given without --enable-lora; give that as well.")
     names = [module["name"] for module in arguments.lora_modules]
     _check_names(names, arguments.served_model_name or [])
-    model = files.Model(needed, arguments.max_lora_rank, has_table)
+    model = files.Model(weight_shapes, arguments.max_lora_rank, has_table)
     for name, place in paths.items():
         folder = Path(place).expanduser()
         if folder.is_dir():

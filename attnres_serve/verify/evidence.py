@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attnres_serve.bench.ratios import student
+from attnres_serve.bench.ratios import student_quantile
 from attnres_serve.verify.readings import Reading
 
 if TYPE_CHECKING:
@@ -155,7 +155,9 @@ def _interval(differences: Sequence["Tensor"], risk: float) -> tuple[float, floa
 
     chunks = torch.cat([one[: len(one) // CHUNK * CHUNK].view(-1, CHUNK) for one in differences])
     sample = chunks.mean(1)
-    reach = student(len(sample) - 1, 1 - 2 * risk) * sample.std().item() / sqrt(len(sample))
+    reach = (
+        student_quantile(len(sample) - 1, 1 - 2 * risk) * sample.std().item() / sqrt(len(sample))
+    )
     return sample.mean().item() - reach, sample.mean().item() + reach
 
 

@@ -2,10 +2,11 @@
 
     python -m benchmarks.kernels.experts --out benchmarks/results/cpu-experts.json
 
-Microseconds of a layer's routed experts, on one thread: those of this project, which SiTU needs,
-and vLLM's fused ones of the same size on packed weights.  Both have the same tokens and routes, of
-which there are several so that weights come from memory, and take turns, round after round; the
-ratio is taken within a round.  The target is at most 1.5.  The last line on stdout is one JSON
+Measures the microseconds that the routed experts of one layer take on one thread: the experts of
+this project, which support SiTU, and vLLM's fused experts of the same size on packed weights.  Both
+compute the same tokens with the same chosen experts.  Each call computes several layers, so that
+the weights come from memory instead of from caches.  Both take turns in every round; the ratio is
+taken within a round.  The target is a ratio of at most 1.5.  The last line on stdout is one JSON
 document; the table goes to stderr.
 """
 
@@ -16,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from vllm import _custom_ops as stock
+from vllm import _custom_ops as vllm_ops
 
 from attnres_serve.compat.workarounds import amx
 from attnres_serve.kernels.cpp import backend as cpp
@@ -25,12 +26,23 @@ from benchmarks.common import spread
 from benchmarks.kernels import one_thread
 from benchmarks.published import tables
 
-LAYERS = 4  # whose weights do not stay in the caches
-OURS, STOCK = "situ", "vllm_silu"
-BETAS = 4.0, 25.0
+LAYERS = 4  # computed by each call; together, their weights do not fit in the caches
+OURS, VLLMS = "situ", "vllm_silu"
+SITU_BOUNDS = 4.0, 25.0  # beta and clip of ``situ_experts``
 
 
 class Cell(NamedTuple):
+    """The sizes of one row of the table.
+
+    Attributes:
+        tokens: tokens of a step.
+        experts: routed experts of a layer.
+        top_k: experts that each token chooses.
+        latent: channels that an expert reads and writes.
+        width: channels between an expert's two products.
+        dtype: of tokens and weights.
+    """
+
     tokens: int
     experts: int = 64
     top_k: int = 4
@@ -46,61 +58,68 @@ CELLS = (
 )
 
 
-def calls(cell: Cell) -> dict[str, Callable[[], torch.Tensor]]:
-    """What computes the experts of all layers, by its name; random numbers, always the same."""
+def make_calls(cell: Cell) -> dict[str, Callable[[], torch.Tensor]]:
+    """Functions that compute the experts of all layers, by name; the random numbers are fixed."""
     cpp.prepare()
     amx.permit_amx()
     torch.manual_seed(0)
     dtype = getattr(torch, cell.dtype)
-    x = torch.randn(cell.tokens, cell.latent).to(dtype)
-    ids = torch.rand(cell.tokens, cell.experts).argsort()[:, : cell.top_k].contiguous()
-    shares = torch.rand(cell.tokens, cell.top_k)
+    hidden = torch.randn(cell.tokens, cell.latent).to(dtype)
+    expert_ids = torch.rand(cell.tokens, cell.experts).argsort()[:, : cell.top_k].contiguous()
+    shares = torch.rand(cell.tokens, cell.top_k)  # of each chosen expert in a token's output
     shapes = (2 * cell.width, cell.latent), (cell.latent, cell.width)
     layers = [
         [(torch.randn(cell.experts, *shape) / shape[1] ** 0.5).to(dtype) for shape in shapes]
         for _ in range(LAYERS)
     ]
     isa = "amx" if torch.cpu._is_amx_tile_supported() and dtype == torch.bfloat16 else "vec"
-    packed = [[stock.cpu_prepack_moe_weight(w, isa) for w in layer] for layer in layers]
-    out, few = torch.empty_like(x), ids.int()
+    packed = [
+        [vllm_ops.cpu_prepack_moe_weight(weight, isa) for weight in layer] for layer in layers
+    ]
+    out, int_ids = torch.empty_like(hidden), expert_ids.int()
 
-    def ours() -> torch.Tensor:
+    def run_ours() -> torch.Tensor:
         for gate_up, down in layers:
-            out.copy_(situ_experts(x, gate_up, down, shares, ids, *BETAS))
+            out.copy_(situ_experts(hidden, gate_up, down, shares, expert_ids, *SITU_BOUNDS))
         return out
 
-    def vllms() -> torch.Tensor:
+    def run_vllms() -> torch.Tensor:
         for gate_up, down in packed:
-            stock.cpu_fused_moe(out, x, gate_up, down, None, None, shares, few, "silu", isa, False)
+            vllm_ops.cpu_fused_moe(
+                out, hidden, gate_up, down, None, None, shares, int_ids, "silu", isa, False
+            )
         return out
 
-    return {OURS: ours, STOCK: vllms}
+    return {OURS: run_ours, VLLMS: run_vllms}
 
 
-def timed(run: Callable[[], object]) -> float:
+def seconds(call: Callable[[], object]) -> float:
+    """The CPU seconds of this thread during a call."""
     begin = time.thread_time()
-    run()
+    call()
     return time.thread_time() - begin
 
 
 def measure(cell: Cell, rounds: int) -> dict[str, Any]:
-    """The row of a cell."""
-    runs = {name: partial(timed, run) for name, run in calls(cell).items()}
-    times = one_thread.in_turn(runs, max(1, 64 // cell.tokens), rounds)
+    """The row of a cell in the document."""
+    timed_calls = {name: partial(seconds, call) for name, call in make_calls(cell).items()}
+    repeats = max(1, 64 // cell.tokens)  # more for short calls
+    seconds_of_rounds = one_thread.in_turn(timed_calls, repeats, rounds)
     return {
         **cell._asdict(),
         "microseconds": {
-            name: spread([1e6 * one[name] / LAYERS for one in times]) for name in runs
+            name: spread([1e6 * by_name[name] / LAYERS for by_name in seconds_of_rounds])
+            for name in timed_calls
         },
-        "ratio": spread([one[OURS] / one[STOCK] for one in times]),
+        "ratio": spread([by_name[OURS] / by_name[VLLMS] for by_name in seconds_of_rounds]),
     }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure every cell and print one JSON document."""
-    about = __doc__.partition("\n")[0]
+    description = __doc__.partition("\n")[0]
     return one_thread.run(
-        "kernels.experts", about, arguments, CELLS, measure, tables.experts, LAYERS
+        "kernels.experts", description, arguments, CELLS, measure, tables.experts, LAYERS
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from attnres_serve.bench.ratios import paired_ratios, summary
+from attnres_serve.bench.ratios import paired_ratios, ratio_summary
 from benchmarks.common import publish
 from benchmarks.serving import load, one_billion
 from benchmarks.serving.models import FLAGS
@@ -85,7 +85,8 @@ def compare(figures: dict[int, dict[str, list[dict[str, float]]]]) -> list[dict[
             baseline = values.pop(BASELINE)
             for name, ours in values.items():
                 ratios = [[ratio] for ratio in paired_ratios(ours, baseline)]
-                row = {"at_a_time": at_a_time, "figure": figure, "server": name, **summary(ratios)}
+                summary = ratio_summary(ratios)
+                row = {"at_a_time": at_a_time, "figure": figure, "server": name, **summary}
                 rows.append(row | {"values": ours, BASELINE: baseline})
     return rows
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres_serve.bench.over_http import run_client
-from attnres_serve.bench.ratios import paired_ratios, summary
+from attnres_serve.bench.ratios import paired_ratios, ratio_summary
 from attnres_serve.errors import SettingError
 from attnres_serve.start import child, engine_log
 from benchmarks.common import EIGHT, ROOT, Length, add_length, length_of, publish
@@ -131,7 +131,7 @@ def compare(starts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
             if len(ratios) == 1:  # the interval is over its rounds
                 ratios = [[ratio] for ratio in ratios[0]]
             ours, theirs = ([one[which] for one in both] for which in (0, 1))
-            row = {"at_a_time": at_a_time, "figure": figure, **summary(ratios)}
+            row = {"at_a_time": at_a_time, "figure": figure, **ratio_summary(ratios)}
             rows.append(row | {OURS: ours, BASELINE: theirs})
     return rows
 

@@ -48,9 +48,9 @@ from attnres_serve.bench.ratios import (
     interval,
     overheads,
     paired_ratios,
+    ratio_summary,
     ratio_text,
-    student,
-    summary,
+    student_quantile,
 )
 from attnres_serve.bench.workload import Case, make_cases
 from attnres_serve.checkpoints.checked import check_folder
@@ -79,23 +79,23 @@ def test_ratios_are_taken_within_a_turn():
 
 
 def test_students_t_is_that_of_the_tables():
-    found = [student(freedom) for freedom in (1, 2, 7, 30)]
+    found = [student_quantile(freedom) for freedom in (1, 2, 7, 30)]
     assert found == pytest.approx([12.7062, 4.3027, 2.3646, 2.0423], abs=1e-4)
 
 
 def test_the_interval_over_starts_is_students():
     logs = np.log([1.01, 1.03, 1.02])
-    reach = student(2) * np.std(logs, ddof=1) / np.sqrt(3)
+    reach = student_quantile(2) * np.std(logs, ddof=1) / np.sqrt(3)
     middle = np.log(geometric_mean([1.01, 1.03, 1.02]))
     expected = np.exp([middle - reach, middle + reach])
     assert interval([1.01, 1.03, 1.02]) == pytest.approx(expected)
     hiccups = [[1.01, 1.01, 9.0], [0.1, 1.03, 1.03], [1.02, 1.02, 1.02]]
-    assert summary(hiccups)["ci95"] == pytest.approx(expected)
-    assert summary([[1.01], [1.03], [1.02]])["no_interval"] is None
+    assert ratio_summary(hiccups)["ci95"] == pytest.approx(expected)
+    assert ratio_summary([[1.01], [1.03], [1.02]])["no_interval"] is None
 
 
 def test_one_start_has_no_interval():
-    found = summary([[1.01, 1.03, 1.02]])
+    found = ratio_summary([[1.01, 1.03, 1.02]])
     assert found["ratio"] == pytest.approx(geometric_mean([1.01, 1.03, 1.02]))
     assert (found["ci95"], found["includes_1"]) == (None, None)
     assert "one start" in found["no_interval"] and ratio_text(found) == "1.02 (one start)"

@@ -20,9 +20,9 @@ def test_both_compute_the_same_where_the_bound_is_far(dtype, monkeypatch) -> Non
     them; a processor may lose two bits more.  Numbers are of size one.
     """
     cpp.prepare()
-    monkeypatch.setattr(experts, "BETAS", (1e4, None))
+    monkeypatch.setattr(experts, "SITU_BOUNDS", (1e4, None))
     cell = experts.Cell(5, 8, 2, 64, 96, dtype)
-    ours, theirs = (run().float().clone() for run in experts.calls(cell).values())
+    ours, theirs = (run().float().clone() for run in experts.make_calls(cell).values())
     torch.testing.assert_close(ours, theirs, rtol=3 * 2**-7, atol=3 * 2**-7)
     assert float(ours.norm()) > 1
 

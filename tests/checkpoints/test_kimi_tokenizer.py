@@ -86,7 +86,7 @@ def trained() -> list[bytes]:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False)
     own.train_from_iterator([a_text(seed, 4000) for seed in range(1, 6)], trainer)
-    byte_of = {sign: byte for byte, sign in enumerate(kimi_tokenizer._signs())}
+    byte_of = {sign: byte for byte, sign in enumerate(kimi_tokenizer._byte_characters())}
     in_order = sorted(own.get_vocab().items(), key=lambda item: item[1])
     tokens = [bytes(byte_of[sign] for sign in token) for token, _ in in_order]
     return [*BYTES, *(token for token in tokens if len(token) > 1)]

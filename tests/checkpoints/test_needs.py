@@ -124,7 +124,7 @@ def test_a_tokenizer_is_told_by_its_files(
 ) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    assert needs.tokenizer(tmp_path) == result
+    assert needs.tokenizer_file(tmp_path) == result
 
 
 @pytest.fixture

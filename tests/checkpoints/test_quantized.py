@@ -168,7 +168,7 @@ def family_of(tmp_path: Path, name: str) -> Path:
 def test_whole_int8_checkpoints_of_families(name: str, tmp_path: Path) -> None:
     result = checked.check_folder(family_of(tmp_path, name)).index
     assert result is not None
-    expert = quantized.first_quantised(result.stored, experts.ONE)
+    expert = quantized.first_quantised(result.stored, experts.ONE_EXPERT)
     assert (expert is None) == (name == "gemma2")
 
 
@@ -224,7 +224,9 @@ def test_experts_alone_may_stay_as_they_are(tmp_path: Path) -> None:
     layers = linear_layers(load_file(source / WEIGHTS), without=r"\.experts\.")
     folder = quantised(tmp_path / "int8", source, ["re:.*[.]experts[.].*"], layers)
     result = checked.check_folder(folder).index
-    assert result is not None and quantized.first_quantised(result.stored, experts.ONE) is None
+    assert (
+        result is not None and quantized.first_quantised(result.stored, experts.ONE_EXPERT) is None
+    )
 
 
 def test_two_weights_of_a_layer(folder: Path) -> None:

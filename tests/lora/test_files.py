@@ -49,8 +49,8 @@ def write(folder: Path, edit: Callable[[Tensors], Any], **config: object) -> Pat
 def problem(folder: Path, **known: Any) -> str | None:
     model = files.Model(
         **{
-            "needed": NEEDED | {f"{CONVOLUTION}.weight": (12, 1, 3)},
-            "most_rank": 16,
+            "weight_shapes": NEEDED | {f"{CONVOLUTION}.weight": (12, 1, 3)},
+            "max_rank": 16,
             "has_table": lambda leaf, table: torch.equal(table, OWN_TABLE),
         }
         | known

@@ -18,7 +18,7 @@ from attnres_serve.checkpoints.checked import check_content, no_attnres
 from attnres_serve.checkpoints.files import PICKLES, Header, pickles, read_config
 from attnres_serve.checkpoints.headers import check_headers
 from attnres_serve.checkpoints.names import TIED, is_of_images, is_unread
-from attnres_serve.checkpoints.renaming.rename import OPTION, Rename, new_names
+from attnres_serve.checkpoints.renaming.rename import RENAME_OPTION, Rename, new_names
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.checkpoints.tensors import check_tied
 from attnres_serve.errors import CheckpointError
@@ -149,7 +149,7 @@ class Conversion:
         arguments += ["--add-zero-queries"] if self.adds_queries else []
         arguments += ["--block-size", str(self.block_size)] if self.block_size is not None else []
         for rename in self.renames:
-            arguments += [OPTION, str(rename)]
+            arguments += [RENAME_OPTION, str(rename)]
         return shlex.join(arguments)
 
 

@@ -6,7 +6,7 @@ Guesses are only printed, for people who know the model.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from attnres_serve.checkpoints.renaming.likeness import Words, contradict, shared
+from attnres_serve.checkpoints.renaming.likeness import Words, best_likeness, contradicts_all
 from attnres_serve.checkpoints.renaming.patterns import Pattern
 from attnres_serve.families.family import Shape
 
@@ -42,7 +42,7 @@ class Lack:
             spare.shape in self.shapes
             and spare.pattern.by_numbers.keys() == self.pattern.by_numbers.keys()
             and (None in (layers := {spare.pattern.layer, self.pattern.layer}) or len(layers) == 1)
-            and not contradict(spare.name_words, self.meanings)
+            and not contradicts_all(spare.name_words, self.meanings)
         )
 
 
@@ -76,6 +76,6 @@ def _clear_pair(still_open: Open) -> tuple[Spare, Lack] | None:
 
 
 def _is_likelier(pair: tuple[Spare, Lack], other: tuple[Spare, Lack]) -> bool:
-    ours, in_common = shared(pair[0].name_words, pair[1].meanings)
-    theirs, also_in_common = shared(other[0].name_words, other[1].meanings)
+    ours, in_common = best_likeness(pair[0].name_words, pair[1].meanings)
+    theirs, also_in_common = best_likeness(other[0].name_words, other[1].meanings)
     return ours > theirs and not in_common <= also_in_common

@@ -1,4 +1,4 @@
-"""Tensor names as sets of words, to compare the names of different codes."""
+"""Tensor names as sets of words, to compare names that different projects gave."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -8,7 +8,7 @@ from attnres_serve.families.family import EMBEDDINGS, HEAD, Shape
 
 Words = frozenset[str]
 
-# Phrases of several words, and one word for several.
+# Spellings of a phrase, and the words that replace all of them.
 _PHRASES = [
     (re.compile(pattern), f" {replacement} ")
     for pattern, replacement in (
@@ -35,43 +35,45 @@ _SYNONYMS = {
     "experts": "expert",
     "router": "gate",
 }
-_OF_META = {"w1": "gate", "w2": "down", "w3": "up"}
-_SAY_NOTHING = {
+# What w1, w2 and w3 mean in the names of Meta's Llama.
+_META_WORDS = {"w1": "gate", "w2": "down", "w3": "up"}
+_MEANINGLESS = {
     *("model", "transformer", "module", "modules", "decoder", "backbone", "net", "lm"),
     *("layer", "layers", "h", "block", "blocks", "weight", "self", "pre", "to"),
     *("proj", "projection", "linear", "lin", "fc", "c", "w", "tok", "token", "tokens"),
     *("gamma", "scale", "kernel"),
 }
-_PARTS = {"proj": ("q",), "norm": ("k", "norm"), "bias": ("bias",)}  # of a site
-# Words that exclude each other.
-_GROUPS = ({"q", "k", "v", "out"}, {"gate", "up", "down"}, {"attn", "mlp"}, {"head", "embed"})
+# The words for each part of a site.
+_PART_WORDS = {"proj": ("q",), "norm": ("k", "norm"), "bias": ("bias",)}
+# Groups of words of which a tensor can mean only one.
+_EXCLUSIVE = ({"q", "k", "v", "out"}, {"gate", "up", "down"}, {"attn", "mlp"}, {"head", "embed"})
 
 
-def name_words(name: str, names_meta: bool = False) -> Words:
+def name_words(name: str, is_from_meta: bool = False) -> Words:
     """The meaningful words of a name, with one spelling for each synonym.
 
     Args:
-        name: of a tensor, or a pattern of names.
-        names_meta: whether w1, w2 and w3 mean gate, down and up, as in Meta's Llama.
+        name: a tensor's name, or a pattern of names.
+        is_from_meta: whether w1, w2 and w3 mean gate, down and up, as in Meta's Llama.
     """
-    text = re.sub(r"(?<![^.])\d+(?![^.])", "", name)  # of layers and experts
+    text = re.sub(r"(?<![^.])\d+(?![^.])", "", name)  # numbers of layers and experts
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower()
     for pattern, replacement in _PHRASES:
         text = pattern.sub(replacement, text)
-    parts = {_SYNONYMS.get(word, word) for word in re.split(r"[\W_]+", text) if word}
-    if names_meta:
-        parts = {_OF_META.get(word, word) for word in parts}
-    return frozenset(parts - _SAY_NOTHING)
+    words = {_SYNONYMS.get(word, word) for word in re.split(r"[\W_]+", text) if word}
+    if is_from_meta:
+        words = {_META_WORDS.get(word, word) for word in words}
+    return frozenset(words - _MEANINGLESS)
 
 
-def is_of_meta(name: str, shapes: Mapping[str, Shape]) -> bool:
-    """Whether a tensor is w1, w2 or w3 of an MLP in the naming of Meta's Llama.
+def has_name_of_meta(name: str, shapes: Mapping[str, Shape]) -> bool:
+    """Whether a tensor is w1, w2 or w3 of an MLP that is named as in Meta's Llama.
 
-    In other codes w1 and w2 are parallel and have the same shape.
+    Other projects call the gate and up matrices, which have the same shape, w1 and w2.
 
     Args:
-        name: its name, or a pattern of names.
-        shapes: of all tensors by such names.
+        name: the tensor's name, or a pattern of names.
+        shapes: the shapes of all tensors, by their names or patterns.
     """
     siblings = [re.sub(r"\bw[123]\b", f"w{number}", name) for number in (1, 2, 3)]
     if name not in siblings or not shapes.keys() >= {*siblings}:
@@ -83,26 +85,31 @@ def is_of_meta(name: str, shapes: Mapping[str, Shape]) -> bool:
 def meanings(
     stored_name: str, weights: Sequence[str], layout: Layout, site: tuple[int, str] | None
 ) -> list[Words]:
-    """Possible names of a tensor, as sets of words.
+    """What the name of a tensor may say: one set of words for each possible name.
 
     Args:
-        stored_name: its name in the checkpoint's format.
-        weights: the house names of the weights in it.
+        stored_name: the tensor's name in the checkpoint's format.
+        weights: the house names of the weights that the tensor holds.
         layout: the sublayers of the decoder.
-        site: of an AttnRes tensor, its site and part.
+        site: the number of the site and its part; None if the tensor belongs to no site.
     """
     if site is not None:
         index, part = site
         is_final = index == layout.num_sublayers
-        kinds = ("final", "out") if is_final else (_kind(layout.sublayers[index].kind),)
-        return [name_words(weights[0]), *(frozenset({"res", one, *_PARTS[part]}) for one in kinds)]
+        site_words = ("final", "out") if is_final else (_kind_word(layout.sublayers[index].kind),)
+        return [
+            name_words(weights[0]),
+            *(frozenset({"res", site_word, *_PART_WORDS[part]}) for site_word in site_words),
+        ]
     candidates = [
         name_words(stored_name, True),
-        frozenset[str]().union(*(name_words(one, True) for one in weights)),
+        frozenset[str]().union(*(name_words(weight, True) for weight in weights)),
     ]
     norm = weights[0].removeprefix("model.").removesuffix(".weight")
     candidates += [
-        frozenset({_kind(one.kind), "norm"}) for one in layout.sublayers if one.norm == norm
+        frozenset({_kind_word(sublayer.kind), "norm"})
+        for sublayer in layout.sublayers
+        if sublayer.norm == norm
     ]
     if norm == layout.final_norm:
         candidates.append(frozenset({"final", "norm"}))
@@ -113,24 +120,28 @@ def meanings(
     return candidates
 
 
-def _kind(kind: str) -> str:
+def _kind_word(kind: str) -> str:
+    """The word for a kind of sublayer."""
     return {"attention": "attn"}.get(kind, kind)
 
 
-def shared(one: Words, other: Collection[Words]) -> tuple[float, Words]:
-    """The similarity of a name to the nearest meaning, from 0 to 1, and the common words."""
-    likest = max(other, key=lambda meaning: _likeness(one, meaning))
-    return _likeness(one, likest), one & likest
+def best_likeness(name: Words, meanings: Collection[Words]) -> tuple[float, Words]:
+    """The likeness of a name to the most similar meaning, from 0 to 1, and their common words."""
+    best = max(meanings, key=lambda meaning: _likeness(name, meaning))
+    return _likeness(name, best), name & best
 
 
-def _likeness(one: Words, other: Words) -> float:
-    return len(one & other) / max(len(one | other), 1)
+def _likeness(name: Words, meaning: Words) -> float:
+    """The share of words that both have."""
+    return len(name & meaning) / max(len(name | meaning), 1)
 
 
-def contradict(one: Words, other: Collection[Words]) -> bool:
-    """Whether the words of a name exclude all of some meanings."""
+def contradicts_all(name: Words, meanings: Collection[Words]) -> bool:
+    """Whether the words of a name contradict every one of some meanings."""
     return all(
-        ("bias" in one) != ("bias" in meaning)
-        or any(one & group and meaning & group and not one & meaning & group for group in _GROUPS)
-        for meaning in other
+        ("bias" in name) != ("bias" in meaning)
+        or any(
+            name & group and meaning & group and not name & meaning & group for group in _EXCLUSIVE
+        )
+        for meaning in meanings
     )

@@ -9,9 +9,9 @@ from collections.abc import Collection, KeysView, Mapping, Sequence
 from attnres_serve import sentences
 from attnres_serve.checkpoints.names import LOOKS_LIKE_ATTNRES
 from attnres_serve.checkpoints.renaming.guess import Lack, Open, Spare, guess
-from attnres_serve.checkpoints.renaming.likeness import is_of_meta, meanings, name_words
+from attnres_serve.checkpoints.renaming.likeness import has_name_of_meta, meanings, name_words
 from attnres_serve.checkpoints.renaming.patterns import Pattern, patterns
-from attnres_serve.checkpoints.renaming.rename import OPTION, Rename, new_names
+from attnres_serve.checkpoints.renaming.rename import RENAME_OPTION, Rename, new_names
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.checkpoints.tensors import Stored
 from attnres_serve.errors import CheckpointError
@@ -73,7 +73,7 @@ def _spares(shapes: Mapping[str, Shape], lacks: Sequence[Lack]) -> list[Spare]:
     ]
     of_stems = {pattern.stem: shape for pattern, shape in shaped}
     return [
-        Spare(pattern, shape, name_words(pattern.stem, is_of_meta(pattern.stem, of_stems)))
+        Spare(pattern, shape, name_words(pattern.stem, has_name_of_meta(pattern.stem, of_stems)))
         for pattern, shape in shaped
     ]
 
@@ -145,7 +145,7 @@ def _sentence(
     if still_open:
         message += _choices(still_open)
     if not pairs:
-        return f"{message}Rename them by `{command} {OPTION} OLD=NEW`."
+        return f"{message}Rename them by `{command} {RENAME_OPTION} OLD=NEW`."
     renames = _renames(pairs, names)
     if len(renames) > MOST:
         message += f"Of {len(renames)} renames these are the first {MOST}. "
@@ -154,7 +154,7 @@ def _sentence(
 
 def _as_option(rename: Rename) -> str:
     """A rename, quoted for a shell."""
-    return f"{OPTION} {shlex.quote(str(rename))}"
+    return f"{RENAME_OPTION} {shlex.quote(str(rename))}"
 
 
 def _more(count: int) -> str:
@@ -174,7 +174,7 @@ def _choices(still_open: Open) -> str:
     groups = [f"which of {among} is {sentences.some(texts)}" for among, texts in alike.items()]
     more = f", nor {len(groups) - GROUPS} times more" if groups[GROUPS:] else ""
     questions = ", nor ".join(groups[:GROUPS])
-    return f"Shape and name do not tell {questions}{more}: add a {OPTION} for each. "
+    return f"Shape and name do not tell {questions}{more}: add a {RENAME_OPTION} for each. "
 
 
 def _renames(pairs: Mapping[Spare, Lack], names: Collection[str]) -> list[Rename]:

@@ -10,8 +10,8 @@ from attnres_serve import sentences
 from attnres_serve.checkpoints.renaming.patterns import patterns
 from attnres_serve.errors import CheckpointError, SettingError
 
-COMMAND = "attnres-serve convert SRC DST"
-OPTION = "--rename"
+CONVERT_COMMAND = "attnres-serve convert SRC DST"
+RENAME_OPTION = "--rename"
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Rename:
         old, equals, new = (part.strip() for part in text.partition("="))
         if not (old and equals and new) or old.count("*") != new.count("*"):
             raise SettingError(
-                f"{OPTION} is {text!r}; expected OLD=NEW, two names or their beginnings up to a "
-                "dot, with as many * in both: each stands for the same text without a dot."
+                f"{RENAME_OPTION} is {text!r}; expected OLD=NEW, two names or their beginnings up "
+                "to a dot, with as many * in both: each stands for the same text without a dot."
             )
         return cls(old, new)
 
@@ -48,52 +48,57 @@ class Rename:
     def _pattern(self) -> re.Pattern[str]:
         return re.compile(re.escape(self.old).replace(r"\*", r"([^.]+)") + r"(?![^.])")
 
-    def of(self, name: str) -> str | None:
-        """The new name of a tensor; None if this rename does not match."""
+    def new_name(self, name: str) -> str | None:
+        """The new name of a tensor; None if this rename does not match its name."""
         match = self._pattern.match(name)
         if match is None:
             return None
-        pieces = self.new.split("*")
-        texts = (*match.groups(), "")
-        return "".join(map("".join, zip(pieces, texts, strict=True))) + name[match.end() :]
+        texts_between_stars = self.new.split("*")
+        texts_of_stars = (*match.groups(), "")
+        beginning = map("".join, zip(texts_between_stars, texts_of_stars, strict=True))
+        return "".join(beginning) + name[match.end() :]
 
 
 def new_names(names: Iterable[str], renames: Sequence[Rename]) -> dict[str, str]:
-    """The new names of tensors after some renames, by their names now.
+    """The new name of each tensor whose name the renames change, by its present name.
 
-    Each rename applies to the results of those before it.
+    Each rename applies to the names that the renames before it gave.
 
     Raises:
         CheckpointError: a rename matches no tensor, or two tensors get one name.
     """
-    current = {name: name for name in names}
+    name_so_far = {name: name for name in names}
     for rename in renames:
-        others = {
-            stored_name: other
-            for stored_name, now in current.items()
-            if (other := rename.of(now)) is not None
+        changed = {
+            stored_name: new_name
+            for stored_name, name in name_so_far.items()
+            if (new_name := rename.new_name(name)) is not None
         }
-        if not others:
+        if not changed:
+            similar_names = _similar_names(rename.old, name_so_far.values())
             raise CheckpointError(
-                f"{OPTION} {str(rename)!r} is about no tensor of the file: no name is, or begins "
-                f"up to a dot with, {rename.old}{_near(rename.old, current.values())}."
+                f"{RENAME_OPTION} {str(rename)!r} is about no tensor of the file: no name is, or "
+                f"begins up to a dot with, {rename.old}{similar_names}."
             )
-        current |= others
-    first: dict[str, str] = {}
-    for stored_name, now in current.items():
-        if now in first:
+        name_so_far |= changed
+    stored_name_of: dict[str, str] = {}
+    for stored_name, final_name in name_so_far.items():
+        if final_name in stored_name_of:
             raise CheckpointError(
-                f"{OPTION} gives two tensors one name: {first[now]} and {stored_name} would both "
-                f"be {now}."
+                f"{RENAME_OPTION} gives two tensors one name: {stored_name_of[final_name]} and "
+                f"{stored_name} would both be {final_name}."
             )
-        first[now] = stored_name
-    return {stored_name: now for stored_name, now in current.items() if stored_name != now}
+        stored_name_of[final_name] = stored_name
+    return {stored_name: name for stored_name, name in name_so_far.items() if stored_name != name}
 
 
-def _near(old: str, names: Iterable[str]) -> str:
-    """The patterns of names most similar to an unknown one, as a part of a sentence."""
-    parts = old.count(".") + 1
-    beginnings = (pattern.text.split(".")[:parts] for pattern in patterns(names))
-    known = list(dict.fromkeys(map(".".join, beginnings)))
-    near = get_close_matches(old, known, n=2, cutoff=0.5) or known
-    return f"; it has {sentences.some(near)}" if near else ""
+def _similar_names(old: str, names: Iterable[str]) -> str:
+    """The end of a sentence that lists the names most similar to one that matches none of them.
+
+    Names that differ only in numbers are listed as one pattern.
+    """
+    part_count = old.count(".") + 1
+    beginnings = (pattern.text.split(".")[:part_count] for pattern in patterns(names))
+    candidates = list(dict.fromkeys(map(".".join, beginnings)))
+    similar = get_close_matches(old, candidates, n=2, cutoff=0.5) or candidates
+    return f"; it has {sentences.some(similar)}" if similar else ""

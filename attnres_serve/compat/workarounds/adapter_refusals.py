@@ -47,8 +47,8 @@ def _problem(vllm_config: Any, name: str, place: str) -> str | None:
         return None
     (architecture,) = config.architectures
     model = files.Model(
-        needed=BY_ARCHITECTURE[architecture].shapes(config.attn_res_config),
-        most_rank=vllm_config.lora_config.max_lora_rank,
+        weight_shapes=BY_ARCHITECTURE[architecture].shapes(config.attn_res_config),
+        max_rank=vllm_config.lora_config.max_lora_rank,
         has_table=lambda *_: True,  # the workers have the table
         dtype=vllm_config.lora_config.lora_dtype,
     )

@@ -20,9 +20,9 @@ from attnres_serve.compat import engine_config
 from attnres_serve.compat.patch import Patch
 from attnres_serve.errors import SettingError
 from attnres_serve.lora import refusals
-from attnres_serve.lora.files import CONFIG, WEIGHTS
+from attnres_serve.lora.files import CONFIG_FILE, WEIGHTS_FILES
 
-FILES = (CONFIG, *WEIGHTS)
+FILES = (CONFIG_FILE, *WEIGHTS_FILES)
 Stamp = tuple[tuple[str, int, int, int, int], ...]
 
 

@@ -1,8 +1,9 @@
 """Log-probabilities of prompts on a server with LoRA adapters, on CPU.
 
-vLLM 0.28 to 0.33: the head maps rows to adapters by the sampled rows, even if it gets all rows of a
-prompt.  A request beside others then ends the engine, or uses another request's adapter in the
-head. Remove this with a vLLM that gives the head the mapping of its rows.
+vLLM 0.28 to 0.33 gives the head the mapping from sampled rows to adapters, even when the head
+computes all rows of a prompt.  If such a request runs beside others, the engine ends, or the head
+applies another request's adapter.  Remove this file for a vLLM whose mapping is that of the rows
+which the head computes.
 """
 
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ from typing import Any
 from attnres_serve.compat.patch import Patch
 
 
-def _telling_whose_rows(original: Any) -> Any:
-    """Compute them for one request at a time, with its adapter."""
+def _one_request_at_a_time(original: Any) -> Any:
+    """Compute the log-probabilities of prompts for one request at a time, with its adapter."""
 
     def _get_prompt_logprobs_dict(self, hidden_states, num_scheduled_tokens):
         pending = self.num_prompt_logprobs
@@ -21,12 +22,13 @@ def _telling_whose_rows(original: Any) -> Any:
             return original(self, hidden_states, num_scheduled_tokens)
         logprobs: dict[str, Any] = {}
         unfinished: dict[str, int] = {}
-        for name, count in list(pending.items()):
+        for request_id, logprob_count in list(pending.items()):
             pending.clear()
-            pending[name] = count
-            with _rows_of(self.lora_manager._adapter_manager, self.requests[name]):
+            pending[request_id] = logprob_count
+            manager, request = self.lora_manager._adapter_manager, self.requests[request_id]
+            with _all_rows_mapped_to(request, manager):
                 logprobs |= original(self, hidden_states, num_scheduled_tokens)
-            unfinished |= pending  # empty after the last rows of its prompt
+            unfinished |= pending  # which vLLM empties after the last rows of the prompt
         pending.clear()
         pending.update(unfinished)
         return logprobs
@@ -35,20 +37,22 @@ def _telling_whose_rows(original: Any) -> Any:
 
 
 @contextmanager
-def _rows_of(manager: Any, request: Any) -> Iterator[None]:
-    """Map all rows of the head to one request."""
+def _all_rows_mapped_to(request: Any, manager: Any) -> Iterator[None]:
+    """Let the head apply the adapter of one request to all its rows."""
     from vllm.lora.layers import LoRAMapping
 
-    lora, of_step = request.lora_request, manager._last_mapping
-    numbers = (lora.lora_int_id if lora else 0,)  # one number for all rows
-    manager.set_adapter_mapping(LoRAMapping(of_step.index_mapping, numbers, is_prefill=True))
+    lora, step_mapping = request.lora_request, manager._last_mapping
+    adapter_ids = (lora.lora_int_id if lora else 0,)  # one id stands for all rows
+    manager.set_adapter_mapping(
+        LoRAMapping(step_mapping.index_mapping, adapter_ids, is_prefill=True)
+    )
     yield
-    manager.set_adapter_mapping(of_step)
+    manager.set_adapter_mapping(step_mapping)
 
 
 PATCH = Patch(
     targets=("vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict",),
-    make=_telling_whose_rows,
+    make=_one_request_at_a_time,
     why="`prompt_logprobs` beside other requests ended the engine",
     models="AttnRes models on CPU with `--enable-lora`",
     first=(0, 28),

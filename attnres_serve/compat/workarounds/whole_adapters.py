@@ -79,8 +79,8 @@ def _described(worker: Any, needed: Mapping[str, files.Shape]) -> files.Model:
     model, config = worker._adapter_manager.model, worker.lora_config
     by_vllm = _by_names_of_vllm(model, needed)
     return files.Model(
-        needed={**needed, **{f"{name}.weight": shape for name, shape in by_vllm.items()}},
-        most_rank=config.max_lora_rank,
+        weight_shapes={**needed, **{f"{name}.weight": shape for name, shape in by_vllm.items()}},
+        max_rank=config.max_lora_rank,
         has_table=lambda leaf, table: _has_table(model, leaf, table),
         dtype=config.lora_dtype,
     )

@@ -28,8 +28,8 @@ _FORGET = re.compile(r"\.linear_attn\.(f_a_proj|f_b_proj|dt_bias|A_log)")
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
-def first_site(hidden: int) -> dict[str, Tensor]:
-    """Stand-ins for tensors that its format does not store."""
+def first_site_tensors(hidden: int) -> dict[str, Tensor]:
+    """Stand-ins for the tensors of the first site, which AliceAI's format does not store."""
     query, key = (DEPTH_NAMES[f"attention_{part}"].format(0) for part in ("query", "key"))
     zeros, ones = torch.zeros(1, hidden, dtype=torch.float64), torch.ones(hidden).double()
     return {query: zeros, key: ones}

@@ -31,7 +31,7 @@ _FURTHER = "num_nextn_predict_layers"
 Act = Callable[[Tensor, Tensor], Tensor]  # of the gate and the gated value
 
 
-def text_of(config: dict[str, Any]) -> dict[str, Any]:
+def language_config(config: dict[str, Any]) -> dict[str, Any]:
     """The config.json of the language model, which may be an object within the whole one."""
     return config["text_config"] if config["model_type"] == NAME else config
 
@@ -52,7 +52,7 @@ def readable(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"hidden_act": "silu"} | (dense if config.get("num_experts") is None else {})
 
 
-def of_the_text(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def language_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the language model by their names in it, without those for images."""
     text = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
     images = ("vision_tower.", "mm_projector.")
