@@ -109,6 +109,17 @@ def test_the_pages_that_no_program_writes_stay_short() -> None:
     assert sum(words.values()) <= MOST_WORDS, sorted(words, key=words.__getitem__)[-20:]
 
 
+def test_the_core_path_is_no_longer_than_its_page_states() -> None:
+    _, _, section = ARCHITECTURE.read_text().partition("## The core path\n")
+    stated = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", section)[:2]]
+    block = section.partition("```text\n")[2].partition("```")[0]
+    rooms = [line.split(": ") for line in block.splitlines()]
+    files = [ROOT / room / f"{name}.py" for room, names in rooms for name in names.split()]
+    lines = sum(len(path.read_text().splitlines()) for path in files)
+    assert len(set(files)) == stated[0]
+    assert lines <= stated[1]
+
+
 @pytest.mark.parametrize("room", ["compat", "checkpoints"])
 def test_a_room_has_a_line_for_every_file(room: str) -> None:
     folder = ROOT / "attnres_serve" / room
