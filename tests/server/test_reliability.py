@@ -568,6 +568,7 @@ def test_two_servers_of_two_engines(folder):
     """They serve, trace and count together, and end with the process that started them."""
     two = (*ENGINES, "--api-server-count", "2")
     with fresh(OURS, DEMO, folder / "servers", *FLAGS, *two) as server, asked(server):
+        until(lambda: f"{server.url}/v1" in server.log.read_text(), BUSY)  # once it is ready
         text = server.complete("import os", max_tokens=4)["choices"][0]["text"]
         bank = STEP * describe(check_folder(DEMO))["bank_bytes_per_token"]
         for number in range(1, 9):  # some of them by the other server or engine
