@@ -310,7 +310,7 @@ def test_a_line_is_json_by_the_file(monkeypatch):
 
 
 @pytest.mark.parametrize("http", ["h11", "httptools"])
-def test_uvicorn_writes_no_line_beside_it(monkeypatch, http):
+def test_uvicorn_writes_no_line_beside_it(monkeypatch, capsys, http):
     with logging_by(deepcopy(uvicorn.config.LOGGING_CONFIG), monkeypatch) as lines:
         config = uvicorn.Config(app_of(Engine()), port=0, http=http, log_level="info")
         server = uvicorn.Server(config)
@@ -325,6 +325,7 @@ def test_uvicorn_writes_no_line_beside_it(monkeypatch, http):
         server.should_exit = True
         thread.join()
     assert lines.only()["out"] == "1"
+    assert "Logging error" not in capsys.readouterr().err  # of a line that our format does not fit
 
 
 @pytest.mark.parametrize("mine", ["%(status_code)s", "%(asctime)s %(message)s", "%(client_addr)s"])
