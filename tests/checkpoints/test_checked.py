@@ -615,9 +615,9 @@ def test_the_checkpoint_is_judged_before_the_port(tmp_path: Path, refused: Refus
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "~no-such-user/model", "a\0b"], ids=["long", "~", "0"])
-def test_names_that_no_system_call_takes(name: str, refusal: Callable[..., str]) -> None:
+def test_names_that_no_system_call_takes(name: str, refused: Refused) -> None:
     """A name that the file system itself refuses is a sentence too."""
-    refusal(name)
+    refused(name)
 
 
 def test_unknown_model_id(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,7 @@ def refused(tmp_path: Path, capfd: pytest.CaptureFixture, sentence: Sentence) ->
         assert cli.main(words) == (1 if command == "check" else 2)
         _, err = capfd.readouterr()
         assert len(err) <= 600
-        sentence.check(err)
-        return err
+        return sentence.check(err)
 
     return run
 

@@ -104,10 +104,7 @@ def refused(capfd: pytest.CaptureFixture, sentence: Sentence) -> Callable[..., s
         assert cli.main([*map(str, words)]) == (1 if words[0] == "check" else 2)
         _, err = capfd.readouterr()
         assert err.count("\n") == 1 and len(err) <= 600
-        kept = re.search(r"the whole is in (\S+)\)$", err.strip())
-        whole = Path(kept[1]).read_text() if kept else err.removeprefix("attnres-serve: ")
-        sentence.check(whole)
-        return whole
+        return sentence.check(err)
 
     return run
 

@@ -11,6 +11,8 @@ import pytest
 
 TESTS, RENEW = Path(__file__).parents[1], "--renew-sentences"
 COLLECTED: set[str] = set()  # ids of tests
+PREFIX = "attnres-serve: "  # of a command
+CUT = re.compile(r"\(cut from \d+ letters; the whole is in (\S+)\)$")
 # What libraries say in other words in each version, in parentheses at the end of a clause.
 LIBRARY = re.compile(r"\((?:Error while |Expecting |Weights only |\w+Error: ).*?\)(?=;)")
 
@@ -53,9 +55,12 @@ class Sentence:
         if "tmp_path" in request.fixturenames:
             self.places[str(request.getfixturevalue("tmp_path"))] = "{tmp_path}"
 
-    def check(self, text: str | None) -> None:
-        """Compare a sentence with the one on file."""
+    def check(self, text: str | None) -> str:
+        """Compare a sentence with the one on file; returns the whole, also of one that was cut."""
         assert text, "no sentence"
+        if cut := CUT.search(text.strip()):
+            text = PREFIX * text.startswith(PREFIX) + Path(cut[1]).read_text(encoding="utf-8")
+        whole = text
         for place, name in self.places.items():
             text = text.replace(place, name)
         self.said.append(LIBRARY.sub("({library})", text).removesuffix("\n"))
@@ -63,6 +68,7 @@ class Sentence:
         if not self.renews and self.said != self.expected[: len(self.said)]:
             filed = self.expected[len(self.said) - 1 : len(self.said)] or ["nothing"]
             pytest.fail(f"said:    {self.said[-1]}\non file: {filed[0]}\n{self.advice}", False)
+        return whole
 
     @property
     def advice(self) -> str:
@@ -73,8 +79,7 @@ class Sentence:
         """As ``pytest.raises`` of a call; returns the sentence, which is that on file."""
         with pytest.raises(kind) as caught:
             call(*args, **options)
-        self.check(str(caught.value))
-        return str(caught.value)
+        return self.check(str(caught.value))
 
     def end(self) -> None:
         """Write the sentences, or see that none is left on file."""
