@@ -30,28 +30,24 @@ def check(folder, base: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "words", "message"),
+    ("base", "words"),
     [
-        ("llama", "--block-size 16", r"^--block-size is 16; vLLM's attention on CPU takes "
-         r"multiples of 32, such as 32 or 128, the default\.$"),
-        ("llama", "--block-size=100", "is 100; .* such as 96 or 128"),
-        ("llama", "--block_size 0", "is 0; .* such as 32 or"),
-        ("llama", "--block-size -32", "is -32; .* such as 32 or"),
-        ("qwen3_next", "--block-size 0", "is 0; .* such as 32 or"),
-        ("llama", "--num-gpu-blocks-override 2", r"^--num-gpu-blocks-override is 2, and m needs at "
-         r"least 5, for a sequence of 512 tokens in blocks of 128 and one that vLLM holds back; "
-         r"leave it out, give 5 or more, or --max-model-len 128 or less\.$"),
-        ("llama", "--num-gpu-blocks-override 4", "is 4, and m needs at least 5, .* 384 or less"),
-        ("llama", "--num-gpu-blocks-override 0", r"at least 5, .* it out, give 5 or more\.$"),
-        ("llama", "--num-gpu-blocks-override 1 --max-model-len 128", r"2, .*give 2 or more\.$"),
-        ("llama", "--num-gpu-blocks-override 8 --block-size 32", "17, .* in blocks of 32 and"),
-        ("deepseek_v2", "--num-gpu-blocks-override 8", "at least 33, .* in blocks of 16 and one"),
-        ("qwen3_next", "--num-gpu-blocks-override 1", "at least 2, for a sequence and one"),
+        ("llama", "--block-size 16"),
+        ("llama", "--block-size=100"),
+        ("llama", "--block_size 0"),
+        ("llama", "--block-size -32"),
+        ("qwen3_next", "--block-size 0"),
+        ("llama", "--num-gpu-blocks-override 2"),
+        ("llama", "--num-gpu-blocks-override 4"),
+        ("llama", "--num-gpu-blocks-override 0"),
+        ("llama", "--num-gpu-blocks-override 1 --max-model-len 128"),
+        ("llama", "--num-gpu-blocks-override 8 --block-size 32"),
+        ("deepseek_v2", "--num-gpu-blocks-override 8"),
+        ("qwen3_next", "--num-gpu-blocks-override 1"),
     ],
-)  # fmt: skip
-def test_blocks_that_hold_no_context_are_refused(base, words, message, tmp_path) -> None:
-    with pytest.raises(SettingError, match=message):
-        check(tmp_path, base, words)
+)
+def test_blocks_that_hold_no_context_are_refused(base, words, tmp_path, sentence) -> None:
+    sentence.raises(SettingError, check, tmp_path, base, words)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +80,7 @@ def test_blocks_of_another_device_are_left_to_vllm(tmp_path, monkeypatch) -> Non
 
 @pytest.mark.parametrize(("more", "is_enough"), [(-1, False), (0, True)])
 def test_a_cache_holds_a_context_in_whole_blocks_and_one_more(
-    more, is_enough, tmp_path, monkeypatch
+    more, is_enough, tmp_path, monkeypatch, sentence
 ) -> None:
     """vLLM ends with `0.0 GiB KV cache is needed, which is larger than ... 0.0 GiB`."""
     monkeypatch.setattr(memory, "left", lambda: 2**36)
@@ -99,8 +95,7 @@ def test_a_cache_holds_a_context_in_whole_blocks_and_one_more(
         result = cache.of("m", parsed, of_server(words))
         assert result is not None and result.size == size
     else:
-        with pytest.raises(CheckpointError, match="--max-model-len 384 or less, or set VLLM_CPU_"):
-            cache.of("m", parsed, of_server(words))
+        sentence.raises(CheckpointError, cache.of, "m", parsed, of_server(words))
 
 
 @pytest.mark.skipif(not versions.installed()[0], reason="reads vLLM's source")

@@ -125,25 +125,21 @@ def test_what_vllm_measures_is_not_told(words, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "space", "words", "message"),
+    ("left", "space", "words"),
     [
-        (6, None, "", r"^m with 131072 tokens of context needs 2\.0 GiB of KV cache, and a quarter "
-         r"of the free memory is 1\.5 GiB; give `serve` --max-model-len 98176 or less, or set "
-         r"VLLM_CPU_KVCACHE_SPACE=3 \(GiB\)\.$"),
-        (1, None, "", r"is 256\.0 MiB; give `serve` --max-model-len 16256 or less\.$"),
-        (64, "1", "", r", and VLLM_CPU_KVCACHE_SPACE=1 allows 1\.0 GiB; .* 65408 or less"),
-        (64, None, "--kv-cache-memory-bytes 1k --max-model-len 4096",
-         r"^--max-model-len 4096 needs 66\.0 MiB .*-memory-bytes 1000 allows 1\.0 KiB; set "),
-        (6, None, "-pp 2", r"needs 1\.0 GiB of KV cache in each worker, .* is 1\.5 GiB; "),
+        (6, None, ""),
+        (1, None, ""),
+        (64, "1", ""),
+        (64, None, "--kv-cache-memory-bytes 1k --max-model-len 4096"),
+        (6, None, "-pp 2"),
     ],
-)  # fmt: skip
-def test_a_cache_below_one_context_is_refused(left, space, words, message, monkeypatch) -> None:
+)
+def test_a_cache_below_one_context_is_refused(left, space, words, monkeypatch, sentence) -> None:
     """vLLM would say so after the weights were loaded."""
     has_free(monkeypatch, left)
     if space:
         monkeypatch.setenv(cache.VARIABLE, space)
-    with pytest.raises(CheckpointError, match=message):
-        of(*words.split())
+    sentence.raises(CheckpointError, of, *words.split())
 
 
 def test_windows_leave_the_judgement_to_vllm(monkeypatch) -> None:
@@ -159,28 +155,20 @@ def test_windows_leave_the_judgement_to_vllm(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("value", ["1GiB", "0.25", "-1", "0", "4G", "zwei", "1_000"])
-def test_a_variable_that_vllm_cannot_read_is_named(value, monkeypatch) -> None:
+def test_a_variable_that_vllm_cannot_read_is_named(value, monkeypatch, sentence) -> None:
     monkeypatch.setenv(cache.VARIABLE, value)
-    with pytest.raises(SettingError, match=rf"^VLLM_CPU_KVCACHE_SPACE is '{value}'; expected a wh"):
-        of()
+    sentence.raises(
+        SettingError,
+        of,
+    )
 
 
 @pytest.mark.parametrize(
-    ("space", "words", "message"),
-    [
-        ("65", "", "VLLM_CPU_KVCACHE_SPACE=65 takes 65.0 GiB of memory, and 64.0 GiB are free"),
-        ("40", "-pp 2", "VLLM_CPU_KVCACHE_SPACE=40 takes 80.0 GiB of memory in 2 workers"),
-        (
-            "",
-            "--kv-cache-memory-bytes 1T",
-            "--kv-cache-memory-bytes 1099511627776 takes 1024.0 GiB",
-        ),
-    ],
+    ("space", "words"), [("65", ""), ("40", "-pp 2"), ("", "--kv-cache-memory-bytes 1T")]
 )
-def test_more_than_is_free_is_refused(space, words, message, monkeypatch) -> None:
+def test_more_than_is_free_is_refused(space, words, monkeypatch, sentence) -> None:
     monkeypatch.setenv(cache.VARIABLE, space)
-    with pytest.raises(SettingError, match=message):
-        of(*words.split())
+    sentence.raises(SettingError, of, *words.split())
 
 
 @pytest.mark.parametrize("space", [None, "", "2"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import GOLDENS, edit, write_house
+from on_file import Sentence
 from safetensors.torch import load_file
 from serving import free_port
 
@@ -22,6 +23,7 @@ from attnres_serve.verify import oracle
 
 GOLDEN = GOLDENS / "fla_transformer_block"  # five layers, block size 4, hidden size 64
 WEIGHTS = "model.safetensors"
+Refused = Callable[..., None]
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
 
 @pytest.fixture
-def refused(started: list[tuple], capfd: pytest.CaptureFixture) -> Callable[..., str]:
+def refusal(started: list[tuple], capfd: pytest.CaptureFixture) -> Callable[..., str]:
     """Serve, be refused in exactly one line, and return that line."""
 
     def serve(*arguments: Any) -> str:
@@ -53,6 +55,12 @@ def refused(started: list[tuple], capfd: pytest.CaptureFixture) -> Callable[...,
         return err
 
     return serve
+
+
+@pytest.fixture
+def refused(refusal: Callable[..., str], sentence: Sentence) -> Refused:
+    """Serve and be refused in the sentence on file."""
+    return lambda *arguments: sentence.check(refusal(*arguments))
 
 
 def test_an_intact_copy_is_served(folder: Path, started: list[tuple]) -> None:
@@ -101,23 +109,23 @@ def test_the_configuration_is_read_once(folder: Path, monkeypatch: pytest.Monkey
     assert read == [folder]
 
 
-def test_an_empty_name_is_not_the_demo(refused: Callable[..., str]) -> None:
+def test_an_empty_name_is_not_the_demo(refused: Refused) -> None:
     """As in ``serve "$UNSET"``."""
-    assert "expected" in refused("") or "folder" in refused("")
+    refused("")
 
 
 @pytest.mark.parametrize("size", ["intermediate_size", "num_kv_heads", "vocab_size"])
-def test_base_tensor_of_another_shape(folder: Path, refused: Callable[..., str], size: str) -> None:
+def test_base_tensor_of_another_shape(folder: Path, refused: Refused, size: str) -> None:
     """vLLM would cut the larger weight without a word."""
     value = {"intermediate_size": 48, "num_kv_heads": 2, "vocab_size": 300}[size]
     edit(folder, **{size: value})
-    assert "has the shape" in refused(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize("key", ["rotary_dim", "attnres_null_source", "rope_parameters"])
-def test_a_key_that_fla_does_not_have(folder: Path, refused: Callable[..., str], key: str) -> None:
+def test_a_key_that_fla_does_not_have(folder: Path, refused: Refused, key: str) -> None:
     edit(folder, **{key: 16})
-    assert key in refused(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +146,11 @@ def test_a_key_that_fla_does_not_have(folder: Path, refused: Callable[..., str],
     ],
 )
 def test_windows_that_vllm_would_give_to_other_layers(
-    tmp_path: Path, refused: Callable[..., str], base: str, changes: dict
+    tmp_path: Path, refused: Refused, base: str, changes: dict
 ) -> None:
     folder = write_house(tmp_path / "house", base=base, layers=2, block_size=2)
     edit(folder, **changes)
-    assert "sliding_window" in refused(folder)
+    refused(folder)
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -151,65 +159,58 @@ LLAMA3 |= {"original_max_position_embeddings": 64}
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    "changes",
     [
         # What vLLM's own code reads and Hugging Face's class does not.
-        ({"bias": True}, "config.json has bias: True, which a llama model does not have"),
-        ({"logit_scale": 0.5}, "config.json has logit_scale: 0.5"),
-        ({"is_causal": False}, "config.json has is_causal: False"),
-        ({"text_config": {}}, "config.json has text_config"),
+        {"bias": True},
+        {"logit_scale": 0.5},
+        {"is_causal": False},
+        {"text_config": {}},
         # What neither reads, so that the model was trained by another class.
-        ({"residual_multiplier": 0.2}, "config.json has residual_multiplier: 0.2"),
+        {"residual_multiplier": 0.2},
         # Values.
-        ({"attention_bias": 0}, "attention_bias is 0; expected true or false"),
-        ({"max_position_embeddings": "512"}, "max_position_embeddings is '512'; expected a whole"),
-        ({"rms_norm_eps": None}, "rms_norm_eps is None; expected a positive number"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported on llama is 'silu'"),
-        ({"dtype": "bogus"}, "dtype is 'bogus'; expected null, float32, float16 or bfloat16"),
-        ({"bos_token_id": "1"}, "bos_token_id is '1'; expected the number of a token"),
-        ({"eos_token_id": [2, "x"]}, "eos_token_id is [2, 'x']; expected the number of a token"),
-        ({"num_key_value_heads": 3}, "num_attention_heads 2 is not divisible by"),
-        ({"num_attention_heads": 3}, "hidden_size 64 is not divisible by num_attention_heads 3"),
-        ({"head_dim": 31}, "head_dim is 31; rotary embedding needs an even number"),
-        ({"layer_types": ["full_attention"]}, "layer_types names 1 layers; the model has 3"),
-        ({"layer_types": 7}, "layer_types is 7; expected a list of names, or none"),
-        ({"sliding_window": 0}, "sliding_window is 0; expected null or a number of tokens"),
+        {"attention_bias": 0},
+        {"max_position_embeddings": "512"},
+        {"rms_norm_eps": None},
+        {"hidden_act": "gelu"},
+        {"dtype": "bogus"},
+        {"bos_token_id": "1"},
+        {"eos_token_id": [2, "x"]},
+        {"num_key_value_heads": 3},
+        {"num_attention_heads": 3},
+        {"head_dim": 31},
+        {"layer_types": ["full_attention"]},
+        {"layer_types": 7},
+        {"sliding_window": 0},
         # Rotary embeddings.
-        ({"rope_theta": 0}, "rope_theta is 0; expected a positive number"),
-        ({"rope_parameters": 7}, "rope_parameters is 7; expected an object"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "supported are default, linear"),
-        ({"rope_scaling": {"type": "linear"}}, "it lacks factor"),
-        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2'; expected a positive"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not supp"),
-        ({"rope_scaling": YARN | {"beta_fast": 16}}, "beta_fast is not supported"),
-        (
-            {"rope_scaling": YARN | {"original_max_position_embeddings": 64.5}},
-            "original_max_position_embeddings is 64.5; expected a whole number",
-        ),
-        ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "expected the first to be smaller"),
-        ({"rope_theta": None, "rope_scaling": LLAMA3}, "rope_theta is None; give a positive"),
-        ({"rope_scaling": LLAMA3 | {"rope_theta": None}}, "rope_theta is None; give a positive"),
-        ({"max_position_embeddings": 10**30}, "expected a whole number of tokens, from 1 to"),
+        {"rope_theta": 0},
+        {"rope_parameters": 7},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_scaling": {"type": "linear"}},
+        {"rope_scaling": {"type": "linear", "factor": "2"}},
+        {"rope_parameters": {"partial_rotary_factor": 0.5}},
+        {"rope_scaling": YARN | {"beta_fast": 16}},
+        {"rope_scaling": YARN | {"original_max_position_embeddings": 64.5}},
+        {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
+        {"rope_theta": None, "rope_scaling": LLAMA3},
+        {"rope_scaling": LLAMA3 | {"rope_theta": None}},
+        {"max_position_embeddings": 10**30},
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
+    ids=str,
 )
 def test_base_families_that_would_be_another_model(
-    changes: dict[str, Any], sentence: str, tmp_path: Path, refused: Callable[..., str]
+    changes: dict[str, Any], tmp_path: Path, refused: Refused
 ) -> None:
     """A key that changes the model is read as its class reads it, or refused by its name."""
     folder = write_house(tmp_path / "house", block_size=2)
     edit(folder, **({"num_key_value_heads": 1} | changes))
-    assert sentence in refused(folder)
+    refused(folder)
 
 
-def test_a_head_size_that_vllm_does_not_give_to_qwen2(
-    tmp_path: Path, refused: Callable[..., str]
-) -> None:
+def test_a_head_size_that_vllm_does_not_give_to_qwen2(tmp_path: Path, refused: Refused) -> None:
     folder = write_house(tmp_path / "house", "qwen2", block_size=2)
     edit(folder, head_dim=16)
-    assert "head_dim is 16, but vLLM's qwen2 has hidden_size / num_attention_heads" in refused(
-        folder
-    )
+    refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -250,219 +251,179 @@ def test_rotary_embeddings_that_state_what_is_usual(rope: dict, tmp_path: Path) 
 # --- the folder and config.json
 
 
-def test_a_file(folder: Path, refused: Callable[..., str]) -> None:
+def test_a_file(folder: Path, refused: Refused) -> None:
     """The weights' file in the place of their folder."""
-    assert "is a file; give the folder" in refused(folder / WEIGHTS)
+    refused(folder / WEIGHTS)
 
 
-def test_no_config(folder: Path, refused: Callable[..., str]) -> None:
+def test_no_config(folder: Path, refused: Refused) -> None:
     """A folder without config.json."""
     (folder / "config.json").unlink()
-    assert f"{folder} has no config.json" in refused(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (b"{", "cannot be read as JSON"),
-        (b"", "cannot be read as JSON"),
-        (b"\xff\xfe{}", "cannot be read as JSON"),
-        (b"[]", "holds a list; expected a JSON object"),
-        (b"null", "holds a NoneType; expected a JSON object"),
-        (b"{}", "found model_type None and architectures None"),
-    ],
+    "content",
+    [b"{", b"", b"\xff\xfe{}", b"[]", b"null", b"{}"],
     ids=repr,
 )
-def test_config_that_is_no_object(
-    content: bytes, sentence: str, folder: Path, refused: Callable[..., str]
-) -> None:
+def test_config_that_is_no_object(content: bytes, folder: Path, refused: Refused) -> None:
     """Broken, empty, not text, or JSON of another kind."""
     (folder / "config.json").write_bytes(content)
-    assert sentence in refused(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "parts"),
+    "changes",
     [
-        ({"model_type": "gpt_neo", "attnres_block_size": None}, ("model_type 'gpt_neo'",)),
-        ({"model_type": "llama", "attn_res_block_size": 2}, ("ambiguous", "'llama'")),
-        ({"model_type": "llama"}, ("attnres_block_size: 4", "ambiguous")),
-        ({"architectures": ["FooForCausalLM"]}, ("attnres_block_size: 4", "'FooForCausalLM'")),
-        *(
-            ({"attnres_block_size": size}, (f"attnres_block_size is {size!r}", "even number"))
-            for size in (0, -4, 3, "4", True, 4.5)
-        ),
+        {"model_type": "gpt_neo", "attnres_block_size": None},
+        {"model_type": "llama", "attn_res_block_size": 2},
+        {"model_type": "llama"},
+        {"architectures": ["FooForCausalLM"]},
+        *({"attnres_block_size": size} for size in (0, -4, 3, "4", True, 4.5)),
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
+    ids=str,
 )
-def test_configurations(
-    changes: dict[str, Any], parts: tuple[str, ...], folder: Path, refused: Callable[..., str]
-) -> None:
+def test_configurations(changes: dict[str, Any], folder: Path, refused: Refused) -> None:
     """Models that are no AttnRes, keys of unknown unit, and block sizes that FLA has not."""
     edit(folder, **changes)
-    line = refused(folder)
-    assert all(part in line for part in parts), line
+    refused(folder)
 
 
 # --- tensors
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    "name",
     [
-        ("model.layers.2.attn_res_proj.weight", "lacks the query of the attention of layer 2"),
-        ("model.layers.4.mlp_res_proj.weight", "lacks the query of the MLP of layer 4"),
-        ("model.layers.3.mlp_res_norm.weight", "lacks the key norm of the MLP of layer 3"),
-        ("model.res_proj.weight", "lacks the query of the final norm"),
-        ("model.res_norm.weight", "lacks the key norm of the final norm"),
-        ("model.layers.1.mlp.up_proj.weight", "lacks the tensor model.layers.1.mlp.up_proj"),
-        ("model.layers.1.attn.o_proj.weight", "lacks the tensor model.layers.1.self_attn.o_proj"),
-        ("model.norm.weight", "lacks the tensor model.norm.weight"),
-        ("lm_head.weight", "Set tie_word_embeddings to true if its head is the embedding."),
+        "model.layers.2.attn_res_proj.weight",
+        "model.layers.4.mlp_res_proj.weight",
+        "model.layers.3.mlp_res_norm.weight",
+        "model.res_proj.weight",
+        "model.res_norm.weight",
+        "model.layers.1.mlp.up_proj.weight",
+        "model.layers.1.attn.o_proj.weight",
+        "model.norm.weight",
+        "lm_head.weight",
     ],
 )
-def test_missing_tensors(
-    name: str, sentence: str, folder: Path, refused: Callable[..., str]
-) -> None:
+def test_missing_tensors(name: str, folder: Path, refused: Refused) -> None:
     """A missing query is never taken as zero, a missing head never as tied."""
     edit(folder, lambda tensors: tensors.pop(name))
-    assert sentence in refused(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "like", "sentence"),
+    ("name", "like"),
     [
         # One layer too many: FLA's attention query of layer 5, numbered like the final site.
-        ("model.layers.5.attn_res_proj.weight", "model.res_proj.weight", "no site"),
-        ("model.layers.5.mlp_res_norm.weight", "model.res_norm.weight", "no site"),
-        ("model.layers.0.attn_res_bias", "model.res_norm.weight", "no site"),
-        ("model.final_res_proj.weight", "model.res_proj.weight", "no site"),
-        ("model.layers.5.mlp.up_proj.weight", "model.layers.4.mlp.up_proj.weight", "5 layers does"),
-        ("model.layers.0.attn.q_proj.bias", "model.res_norm.weight", "does not have"),
-        ("model.layers.0.attn.q_norm.weight", "model.res_norm.weight", "does not have"),
+        ("model.layers.5.attn_res_proj.weight", "model.res_proj.weight"),
+        ("model.layers.5.mlp_res_norm.weight", "model.res_norm.weight"),
+        ("model.layers.0.attn_res_bias", "model.res_norm.weight"),
+        ("model.final_res_proj.weight", "model.res_proj.weight"),
+        ("model.layers.5.mlp.up_proj.weight", "model.layers.4.mlp.up_proj.weight"),
+        ("model.layers.0.attn.q_proj.bias", "model.res_norm.weight"),
+        ("model.layers.0.attn.q_norm.weight", "model.res_norm.weight"),
     ],
 )
-def test_left_over_tensors(
-    name: str, like: str, sentence: str, folder: Path, refused: Callable[..., str]
-) -> None:
+def test_left_over_tensors(name: str, like: str, folder: Path, refused: Refused) -> None:
     """A tensor that the configuration has no place for is named, never dropped."""
     edit(folder, lambda tensors: tensors.update({name: tensors[like].clone()}))
-    line = refused(folder)
-    assert "the checkpoint holds the " in line and name in line and sentence in line
+    refused(folder)
 
 
 BIAS = "model.layers.1.mlp_res_bias"  # of site 3, which reads two blocks and a partial sum
 
 
 @pytest.mark.parametrize(
-    ("bias", "sentence"),
+    "bias",
     [
-        (None, f"lacks the AttnRes bias of the MLP of layer 1 ({BIAS} in house names)"),
-        (torch.zeros(4), f"{BIAS}, the AttnRes bias of the MLP of layer 1, has the shape [4]"),
-        (torch.zeros(()), "has the shape []; expected [3]"),
-        (torch.zeros(3).bfloat16(), "the AttnRes bias of the MLP of layer 1, holds BF16; expected"),
-        (torch.zeros(3).double(), "holds F64; expected F32, as the number of a source that is not"),
-        (torch.full((3,), MASKED), f"{BIAS} leaves out every source of a site"),
-        (torch.tensor([0.0, MASKED, 1.0]), None),
+        None,
+        torch.zeros(4),
+        torch.zeros(()),
+        torch.zeros(3).bfloat16(),
+        torch.zeros(3).double(),
+        torch.full((3,), MASKED),
     ],
     ids=str,
 )
 def test_a_bias_for_every_source(
-    bias: torch.Tensor | None,
-    sentence: str | None,
-    tmp_path: Path,
-    started: list[tuple],
-    refused: Callable[..., str],
+    bias: torch.Tensor | None, tmp_path: Path, refused: Refused
 ) -> None:
     folder = write_house(tmp_path / "x", block_size=2, attn_res={"source_bias": True})
-
-    def change(tensors: dict[str, torch.Tensor]) -> None:
-        del tensors[BIAS]
-        if bias is not None:
-            tensors[BIAS] = bias
-
-    edit(folder, change)
-    if sentence is None:
-        assert cli.main(["check", str(folder)]) == 0
-    else:
-        assert sentence in refused(folder)
+    edit(folder, lambda tensors: tensors.update({BIAS: torch.tensor([0.0, MASKED, 1.0])}))
+    checked.check_folder(folder)
+    edit(folder, lambda t: t.pop(BIAS) if bias is None else t.update({BIAS: bias}))
+    refused(folder)
 
 
-def test_res_tensors_of_a_model_with_standard_residuals(
-    folder: Path, refused: Callable[..., str]
-) -> None:
+def test_res_tensors_of_a_model_with_standard_residuals(folder: Path, refused: Refused) -> None:
     """A null block size beside trained queries would silently serve another function."""
     edit(folder, attnres_block_size=None)
-    line = refused(folder)
-    assert "the AttnRes tensor model." in line and "no site" in line
+    refused(folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "sentence"),
+    ("name", "shape"),
     [
-        ("model.layers.2.attn_res_proj.weight", (2, 64), "[2, 64]; expected [1, 64]"),
-        ("model.layers.2.attn_res_proj.weight", (64, 1), "[64, 1]; expected [1, 64]"),
-        ("model.layers.2.mlp_res_norm.weight", (32,), "[32]; expected [64]"),
-        ("model.layers.2.mlp_res_norm.weight", (1, 64), "[1, 64]; expected [64]"),
-        ("model.res_proj.weight", (1, 65), "[1, 65]; expected [1, 64]"),
+        ("model.layers.2.attn_res_proj.weight", (2, 64)),
+        ("model.layers.2.attn_res_proj.weight", (64, 1)),
+        ("model.layers.2.mlp_res_norm.weight", (32,)),
+        ("model.layers.2.mlp_res_norm.weight", (1, 64)),
+        ("model.res_proj.weight", (1, 65)),
     ],
 )
 def test_misshapen_tensors(
-    name: str, shape: tuple[int, ...], sentence: str, folder: Path, refused: Callable[..., str]
+    name: str, shape: tuple[int, ...], folder: Path, refused: Refused
 ) -> None:
     """Too many, too few, or turned round."""
     edit(folder, lambda tensors: tensors.update({name: tensors[name].new_zeros(shape)}))
-    line = refused(folder)
-    assert name in line and sentence in line
+    refused(folder)
 
 
-def test_a_weight_that_is_turned_round(folder: Path, refused: Callable[..., str]) -> None:
+def test_a_weight_that_is_turned_round(folder: Path, refused: Refused) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     edit(folder, lambda tensors: tensors.update({name: tensors[name].T.contiguous()}))
-    line = refused(folder)
-    assert name in line and "has the shape" in line
+    refused(folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.bool], ids=str)
 def test_quantised_tensors_of_which_config_json_says_nothing(
-    dtype: torch.dtype, folder: Path, refused: Callable[..., str]
+    dtype: torch.dtype, folder: Path, refused: Refused
 ) -> None:
     """vLLM would take the stored numbers for the weights, without their scales."""
     name = "model.layers.1.mlp.up_proj.weight"
     edit(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
-    line = refused(folder)
-    assert f"the tensor {name} holds" in line and "no quantization_config" in line
+    refused(folder)
 
 
-def test_house_tensors_without_a_final_mix(tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_house_tensors_without_a_final_mix(tmp_path: Path, refused: Refused) -> None:
     """A final query beside `final_mix: false` is left over."""
     folder = write_house(tmp_path / "house", block_size=2)
     checked.check_folder(folder)
     edit(folder, attn_res={"block_size": 2, "final_mix": False})
-    line = refused(folder)
-    assert "model.output_attn_res_" in line and "no site" in line
+    refused(folder)
 
 
 # --- files
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "last.ckpt", "weights.pth"])
-def test_pickles(name: str, folder: Path, refused: Callable[..., str]) -> None:
+def test_pickles(name: str, folder: Path, refused: Refused) -> None:
     """A pickle is refused unread, by its name."""
     (folder / WEIGHTS).unlink()
     (folder / name).write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
-    line = refused(folder)
-    assert f"{name}, a pickle" in line and f"`attnres-serve convert {folder} DST`" in line
+    refused(folder)
 
 
 @pytest.mark.parametrize(
     "size", [0, 4, 20, 500, 200_000, -1], ids=["empty", "length", "header", "header", "half", "end"]
 )
-def test_truncated_weights(size: int, folder: Path, refused: Callable[..., str]) -> None:
+def test_truncated_weights(size: int, folder: Path, refused: Refused) -> None:
     """Cut in the length field, in the header, in the data, and by a single byte."""
     content = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(content[:size])
-    assert f"{folder / WEIGHTS} is damaged or truncated" in refused(folder)
+    refused(folder)
 
 
 def write_index(folder: Path, content: Any) -> None:
@@ -470,123 +431,107 @@ def write_index(folder: Path, content: Any) -> None:
     (folder / f"{WEIGHTS}.index.json").write_text(text)
 
 
-def test_missing_shard(folder: Path, refused: Callable[..., str]) -> None:
+def test_missing_shard(folder: Path, refused: Refused) -> None:
     """The index names a file that is not there."""
     shard = "model-00002-of-00002.safetensors"
     write_index(folder, {"weight_map": {"a": WEIGHTS, "b": shard}})
-    assert f"lacks the file {shard}" in refused(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", {}, {"weight_map": None}, {"weight_map": [1]}])
-def test_broken_index(content: Any, folder: Path, refused: Callable[..., str]) -> None:
+def test_broken_index(content: Any, folder: Path, refused: Refused) -> None:
     """An index that cannot be read is said to be damaged."""
     write_index(folder, content)
-    assert "index.json is damaged" in refused(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize("value", [5, None, ["x"], ""], ids=repr)
-def test_index_that_names_no_file(value: Any, folder: Path, refused: Callable[..., str]) -> None:
+def test_index_that_names_no_file(value: Any, folder: Path, refused: Refused) -> None:
     """A shard's name of a wrong type is a missing file, not a crash."""
     write_index(folder, {"weight_map": {"a": value}})
-    assert "lacks the file" in refused(folder)
+    refused(folder)
 
 
-def test_a_tensor_in_two_files(folder: Path, refused: Callable[..., str]) -> None:
+def test_a_tensor_in_two_files(folder: Path, refused: Refused) -> None:
     """Which one would be served depends on the order of reading."""
     shutil.copyfile(folder / WEIGHTS, folder / "second.safetensors")
-    line = refused(folder)
-    assert f"is in more than one file, {WEIGHTS} and second.safetensors; remove the one" in line
+    refused(folder)
 
 
 @pytest.mark.parametrize(
     "name", ["weights/a.safetensors", "../a.safetensors", "a.st", "{}/b/c.safetensors"]
 )
 def test_an_index_of_files_that_vllm_does_not_look_at(
-    name: str, folder: Path, refused: Callable[..., str]
+    name: str, folder: Path, refused: Refused
 ) -> None:
     name = name.format(folder)
     (folder / name).parent.mkdir(exist_ok=True)
     names = [*load_file(folder / WEIGHTS)]
     (folder / WEIGHTS).rename(folder / name)
     write_index(folder, {"weight_map": dict.fromkeys(names, name)})
-    assert f"names the file {name}, and vLLM reads *.safetensors files in the f" in refused(folder)
+    refused(folder)
 
 
-def test_a_stale_index(folder: Path, refused: Callable[..., str]) -> None:
+def test_a_stale_index(folder: Path, refused: Refused) -> None:
     write_index(folder, {"weight_map": {"a": "model-00001-of-00002.safetensors"}})
-    assert f"or remove the index if {WEIGHTS} is the whole model" in refused(folder)
+    refused(folder)
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4000000\n"
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "config.json", f"{WEIGHTS}.index.json"])
-def test_git_lfs_pointers(name: str, folder: Path, refused: Callable[..., str]) -> None:
+def test_git_lfs_pointers(name: str, folder: Path, refused: Refused) -> None:
     (folder / name).write_text(POINTER)
-    assert f"{folder / name} is a git-lfs pointer and not the file itself; run" in refused(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("__0_0.distcp", "__0_0.distcp is a shard of torch.distributed.checkpoint (FSDP)"),
-        ("pytorch_model_fsdp_0", "is a folder of FSDP's"),
-        ("global_step500", "is a folder of DeepSpeed's"),
-        (
-            "adapter_model.safetensors",
-            "is of a LoRA adapter and no model; give the model that it was",
-        ),
-    ],
+    "name",
+    ["__0_0.distcp", "pytorch_model_fsdp_0", "global_step500", "adapter_model.safetensors"],
 )
-def test_weights_of_other_kinds(
-    name: str, message: str, folder: Path, refused: Callable[..., str]
-) -> None:
+def test_weights_of_other_kinds(name: str, folder: Path, refused: Refused) -> None:
     (folder / WEIGHTS).unlink()
     (folder / name).write_bytes(b"")
-    assert message in refused(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize("name", ["model-q4.gguf", "Mini-K3-1H-v2-F16-00001-of-00002.gguf"])
-def test_gguf_files(name: str, folder: Path, refused: Callable[..., str]) -> None:
+def test_gguf_files(name: str, folder: Path, refused: Refused) -> None:
     """Mostly there is no config.json beside them, or the file itself is given."""
-    message = f"{name} is a GGUF file, for llama.cpp, which is not read here; give the safetensors"
     (folder / name).write_bytes(b"GGUF")
-    assert message in refused(folder / name)
+    refused(folder / name)
     (folder / WEIGHTS).unlink()
     (folder / "config.json").unlink()
-    assert message in refused(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin", None])
-def test_a_folder_of_an_adapter(
-    weights: str | None, tmp_path: Path, refused: Callable[..., str]
-) -> None:
+def test_a_folder_of_an_adapter(weights: str | None, tmp_path: Path, refused: Refused) -> None:
     """As PEFT saves it, without a config.json."""
     (tmp_path / "adapter_config.json").write_text("{}")
     if weights:
         (tmp_path / weights).touch()
-    message = refused(tmp_path)
-    assert "adapter_config.json is of a LoRA adapter and no model; give the model that" in message
-    assert f"serve it with `--enable-lora --lora-modules NAME={tmp_path}`." in message
+    refused(tmp_path)
 
 
-def test_an_adapter_beside_the_weights(folder: Path, refused: Callable[..., str]) -> None:
+def test_an_adapter_beside_the_weights(folder: Path, refused: Refused) -> None:
     shutil.copyfile(folder / WEIGHTS, folder / "adapter_model.safetensors")
-    assert "is an adapter beside the weights, which vLLM would read as weights" in refused(folder)
+    refused(folder)
 
 
-def test_a_link_to_nothing(folder: Path, refused: Callable[..., str]) -> None:
+def test_a_link_to_nothing(folder: Path, refused: Refused) -> None:
     """As in a Hugging Face cache that was cleaned."""
     (folder / WEIGHTS).rename(folder / "blob")
     (folder / WEIGHTS).symlink_to("blob")
     (folder / "blob").unlink()
-    assert f"{folder / WEIGHTS} is a link to blob, which does not exist; copy" in refused(folder)
+    refused(folder)
 
 
-def test_a_byte_order_mark(folder: Path, refused: Callable[..., str]) -> None:
+def test_a_byte_order_mark(folder: Path, refused: Refused) -> None:
     path = folder / "config.json"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert "begins with a byte order mark" in refused(folder)
+    refused(folder)
 
 
 def before_every_name(prefix: str) -> Callable[[dict], None]:
@@ -598,41 +543,30 @@ def before_every_name(prefix: str) -> Callable[[dict], None]:
 
 
 @pytest.mark.parametrize(
-    ("prefix", "whose"),
+    "prefix",
     [
-        ("_orig_mod.", "torch.compile"),
-        ("module.", "DistributedDataParallel"),
-        ("module._orig_mod.", "DistributedDataParallel"),
-        ("_fsdp_wrapped_module.", "FSDP"),
-        ("_forward_module.", "Lightning Fabric"),
-        ("base_model.model.", "PEFT"),
+        *("_orig_mod.", "module.", "module._orig_mod.", "_fsdp_wrapped_module."),
+        *("_forward_module.", "base_model.model."),
     ],
 )
-def test_names_of_wrapped_models(
-    prefix: str, whose: str, folder: Path, refused: Callable[..., str]
-) -> None:
-    line = refused(edit(folder, before_every_name(prefix)))
-    assert f"of a wrapper ({whose}" in line and "save the model that is wrapped, or take" in line
+def test_names_of_wrapped_models(prefix: str, folder: Path, refused: Refused) -> None:
+    refused(edit(folder, before_every_name(prefix)))
 
 
 @pytest.mark.parametrize("prefix", ["model.", "student.", "net.inner."])
-def test_names_of_a_model_in_another(
-    prefix: str, folder: Path, refused: Callable[..., str]
-) -> None:
+def test_names_of_a_model_in_another(prefix: str, folder: Path, refused: Refused) -> None:
     """Such as a trainer's own module, whose name nobody knows."""
-    line = refused(edit(folder, before_every_name(prefix)))
-    assert f"with '{prefix}' before its name, of a module around the model; save that model" in line
-    assert f"`attnres-serve convert SRC DST --rename '{prefix}*=*'`" in line
+    refused(edit(folder, before_every_name(prefix)))
     target = folder.parent / "target"
     assert cli.main(["convert", str(folder), str(target), "--rename", f"{prefix}*=*"]) == 0
     assert load_file(target / WEIGHTS).keys() == load_file(GOLDEN / WEIGHTS).keys()
 
 
-def test_names_of_wrapped_layers(folder: Path, refused: Callable[..., str]) -> None:
+def test_names_of_wrapped_layers(folder: Path, refused: Refused) -> None:
     name = "model.layers.1.attn.q_proj.weight"
     wrapped = name.replace("attn.", "_fsdp_wrapped_module.attn.")
     edit(folder, lambda tensors: tensors.update({wrapped: tensors.pop(name)}))
-    assert f"the tensor {wrapped} has '_fsdp_wrapped_module.' in its name" in refused(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool])
@@ -645,69 +579,67 @@ def test_names_of_wrapped_layers(folder: Path, refused: Callable[..., str]) -> N
         *("model.freqs_cis", "model.layers.0.attention.tril", "model.attn_mask"),
     ],
 )
-def test_buffers(name: str, dtype: torch.dtype, folder: Path, refused: Callable[..., str]) -> None:
+def test_buffers(name: str, dtype: torch.dtype, folder: Path, refused: Refused) -> None:
     edit(folder, lambda tensors: tensors.update({name: torch.ones(4, dtype=dtype)}))
-    assert f"the tensor {name} is a buffer (a mask or a rotary table)" in refused(folder)
+    refused(folder)
 
 
 # --- address and model id
 
 
-def test_port_in_use(folder: Path, refused: Callable[..., str]) -> None:
+def test_port_in_use(folder: Path, refused: Refused, sentence: Sentence) -> None:
     """Before vLLM has spent a minute on loading."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        assert f"127.0.0.1:{port} is in use" in refused(folder, "--port", port)
+        sentence.places[str(port)] = "{port}"
+        refused(folder, "--port", port)
 
 
 @pytest.mark.parametrize("port", [70000, 65536, -1])
-def test_port_out_of_range(port: int, folder: Path, refused: Callable[..., str]) -> None:
+def test_port_out_of_range(port: int, folder: Path, refused: Refused) -> None:
     """No such port; the resolver itself would take 70000 for 4464."""
-    sentence = refused(folder, f"--port={port}")
-    assert f"{port} is an invalid port; choose one from 0 to 65535" in sentence
+    refused(folder, f"--port={port}")
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "999.1.1.1", "x" * 64 + ".invalid"])
-def test_host_that_is_none(host: str, folder: Path, refused: Callable[..., str]) -> None:
+def test_host_that_is_none(host: str, folder: Path, refusal: Callable[..., str]) -> None:
     """A name that does not resolve, an address that is none, a name that no resolver takes."""
-    assert f"{host}:8000 cannot be bound" in refused(folder, "--host", host)
+    assert f"{host}:8000 cannot be bound" in refusal(folder, "--host", host)
 
 
-def test_the_checkpoint_is_judged_before_the_port(
-    tmp_path: Path, refused: Callable[..., str]
-) -> None:
+def test_the_checkpoint_is_judged_before_the_port(tmp_path: Path, refused: Refused) -> None:
     """Of two mistakes the checkpoint's is told."""
-    assert "does not exist" in refused(tmp_path / "missing", "--port", "70000")
+    refused(tmp_path / "missing", "--port", "70000")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "~no-such-user/model", "a\0b"], ids=["long", "~", "0"])
-def test_names_that_no_system_call_takes(name: str, refused: Callable[..., str]) -> None:
+def test_names_that_no_system_call_takes(name: str, refused: Refused) -> None:
     """A name that the file system itself refuses is a sentence too."""
     refused(name)
 
 
-def test_unknown_model_id(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_model_id(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, an id that is not in the cache is told apart from a path."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     name = "nobody/no-such-attnres-model"
-    assert f"{name} is neither a folder on this machine nor" in refused(name)
+    refused(name)
 
 
 # --- what is accepted
 
 
-def test_qwen3_without_a_head_size(tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_qwen3_without_a_head_size(tmp_path: Path, refused: Refused) -> None:
     """Its default, 128, is no function of the other sizes."""
     folder = write_house(tmp_path / "house", "qwen3", block_size=2)
     edit(folder, without=["head_dim"])
-    assert "head_dim is None; config.json must state it" in refused(folder)
+    refused(folder)
 
 
 def test_no_name_where_there_is_no_demo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     """A wheel has no demo checkpoint."""
     monkeypatch.setattr(launcher.attnres_serve, "__file__", str(tmp_path / "a" / "b.py"))
-    assert "no checkpoint was named" in refused()
+    refused()

@@ -33,6 +33,7 @@ from goldens import bound
 from hub import MODEL, cached
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_file import Sentence
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -109,10 +110,10 @@ def assert_served(folder: Path) -> None:
 
 
 @pytest.fixture
-def refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> Callable[..., str]:
-    """Convert into a new folder, be refused in one line, leave nothing; returns the line."""
+def refused(tmp_path: Path, capfd: pytest.CaptureFixture, sentence: Sentence) -> Callable:
+    """Convert into a new folder, be refused in the sentence on file, and leave nothing."""
 
-    def run(source: object, *options: str) -> str:
+    def run(source: object, *options: str) -> None:
         before = sorted(tmp_path.rglob("*"))
         capfd.readouterr()
         status = cli.main(["convert", str(source), str(tmp_path / "out"), *options])
@@ -120,7 +121,7 @@ def refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> Callable[..., str]:
         assert (status, out) == (2, "")
         assert err.startswith("attnres-serve: ") and err.count("\n") == 1
         assert sorted(tmp_path.rglob("*")) == before
-        return err
+        sentence.check(err)
 
     return run
 
@@ -211,7 +212,7 @@ def test_a_tied_head_stays_tied(tmp_path: Path, refused: Callable) -> None:
     other = embedding.clone()
     other[3, 5] += 1
     torch.save(tensors | {"lm_head.weight": other}, source / "pytorch_model.bin")
-    assert "holds a head of its own with other values" in refused(source)
+    refused(source)
 
 
 def test_an_untied_head_that_shares_memory_is_written_twice(tmp_path: Path) -> None:
@@ -254,8 +255,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(
     else:
         extra = {"b": torch.ones(2)} if kind == "tensor beside it" else {}
         torch.save({**extra, "a": evil}, file)
-    line = refused(source)
-    assert "nothing in it was run" in line
+    refused(source)
     assert not marker.exists()
     with file.open("rb") as content:  # the test proves something only if the file is malicious
         if kind == "raw":
@@ -266,26 +266,26 @@ def test_a_malicious_pickle_is_refused_and_not_run(
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    "content",
     [
-        ({"model": {"a": torch.ones(2)}, "args": Namespace(lr=1)}, "asks for argparse.Namespace"),
-        ({"a": torch.ones(2), "step": 7}, "holds 'step', a int, among its tensors"),
-        ({3: torch.ones(2)}, "holds 3, a Tensor"),
-        ([torch.ones(2)], "no tensors by name"),
-        ({}, "no tensors by name"),
-        ({"a": torch.ones(2).to_sparse()}, "sparse"),
-        ({"a": torch.ones(2, dtype=torch.complex64)}, "complex64"),
+        {"model": {"a": torch.ones(2)}, "args": Namespace(lr=1)},
+        {"a": torch.ones(2), "step": 7},
+        {3: torch.ones(2)},
+        [torch.ones(2)],
+        {},
+        {"a": torch.ones(2).to_sparse()},
+        {"a": torch.ones(2, dtype=torch.complex64)},
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_pickles_of_more_or_other_than_tensors(
-    content: Any, sentence: str, tmp_path: Path, refused: Callable
+    content: Any, tmp_path: Path, refused: Callable
 ) -> None:
     """Refused by what they hold."""
     source = write_fla(tmp_path / "source")
     (source / WEIGHTS).unlink()
     torch.save(content, source / "pytorch_model.bin")
-    assert sentence in refused(source)
+    refused(source)
 
 
 def of_shards() -> torch.Tensor:
@@ -310,25 +310,19 @@ def jagged(layout: torch.layout) -> torch.Tensor:
     return torch.nested.nested_tensor([torch.ones(3, 2), torch.ones(1, 2)], layout=layout)
 
 
-VALUELESS: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
-    "meta": (lambda: torch.empty(4, 2, device="meta"), "has no values (it is on the device meta"),
-    "parameter": (
-        lambda: torch.nn.Parameter(torch.empty(4, 2, device="meta")),
-        "has no values (it is on the device meta",
-    ),
-    "bf16": (lambda: torch.empty(4, dtype=torch.bfloat16, device="meta"), "has no values"),
-    "no elements": (lambda: torch.empty(0, 2, device="meta"), "has no values"),
-    "shards": (of_shards, "is a DTensor, not a tensor by itself"),
-    "freed": (freed, "holds a tensor without its values (its storage was freed"),
-    "jagged": (lambda: jagged(torch.jagged), "is a NestedTensor, not a tensor by itself"),
-    "nested": (lambda: jagged(torch.strided), "nested tensor of torch.float32"),
-    "csr": (lambda: torch.eye(4).to_sparse_csr(), "sparse_csr tensor of torch.float32"),
-    "quint8": (
-        lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8),
-        "tensor of torch.quint8",
-    ),
-    "conjugate": (lambda: torch.ones(4, dtype=torch.complex64).conj(), "tensor of torch.complex64"),
-    "uint16": (lambda: torch.ones(4, dtype=torch.uint16), "tensor of torch.uint16"),
+VALUELESS: dict[str, Callable[[], torch.Tensor]] = {
+    "meta": lambda: torch.empty(4, 2, device="meta"),
+    "parameter": lambda: torch.nn.Parameter(torch.empty(4, 2, device="meta")),
+    "bf16": lambda: torch.empty(4, dtype=torch.bfloat16, device="meta"),
+    "no elements": lambda: torch.empty(0, 2, device="meta"),
+    "shards": of_shards,
+    "freed": freed,
+    "jagged": lambda: jagged(torch.jagged),
+    "nested": lambda: jagged(torch.strided),
+    "csr": lambda: torch.eye(4).to_sparse_csr(),
+    "quint8": lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8),
+    "conjugate": lambda: torch.ones(4, dtype=torch.complex64).conj(),
+    "uint16": lambda: torch.ones(4, dtype=torch.uint16),
 }
 
 
@@ -338,17 +332,14 @@ def test_pickled_tensors_without_plain_values(
     kind: str, options: tuple[str, ...], tmp_path: Path, refused: Callable
 ) -> None:
     """Refused by tensor and file, before anything is written, and by a dry run too."""
-    make, sentence = VALUELESS[kind]
     source = write_house(tmp_path / "source", block_size=2)
     tensors, file = load_file(source / WEIGHTS), source / "pytorch_model.bin"
     (source / WEIGHTS).unlink()
     name = "model.layers.0.self_attn.q_proj.weight"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of kinds that are new or old
-        torch.save(tensors | {name: make()}, file)
-    message = refused(source, *options)
-    assert sentence in message and str(file) in message
-    assert kind == "freed" or f"the tensor {name} in {file}" in message
+        torch.save(tensors | {name: VALUELESS[kind]()}, file)
+    refused(source, *options)
 
 
 def test_numbers_that_were_never_written(tmp_path: Path, refused: Callable) -> None:
@@ -358,7 +349,7 @@ def test_numbers_that_were_never_written(tmp_path: Path, refused: Callable) -> N
     (source / WEIGHTS).unlink()
     with torch.serialization.skip_data():
         torch.save(tensors, file)
-    assert f"{file} holds {len(tensors)} tensors without their values" in refused(source)
+    refused(source)
     torch.serialization.set_crc32_options(False)
     try:
         torch.save(tensors, file)
@@ -393,7 +384,7 @@ def test_damaged_pickles(size: int | None, tmp_path: Path, refused: Callable) ->
     as_pickle(source)
     file = source / "pytorch_model.bin"
     file.write_bytes(b"hello, world" if size is None else file.read_bytes()[:size])
-    assert f"{file} cannot be read as tensors" in refused(source)
+    refused(source)
 
 
 def test_torchscript_is_refused(tmp_path: Path, refused: Callable) -> None:
@@ -403,7 +394,7 @@ def test_torchscript_is_refused(tmp_path: Path, refused: Callable) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), source / "model.pt")
-    assert "cannot be read as tensors" in refused(source)
+    refused(source)
 
 
 def test_which_pickle_is_meant(tmp_path: Path, refused: Callable) -> None:
@@ -411,16 +402,16 @@ def test_which_pickle_is_meant(tmp_path: Path, refused: Callable) -> None:
     source = write_fla(tmp_path / "source")
     tensors = as_pickle(source, "a.pt")
     torch.save(tensors, source / "b.pt")
-    assert "a.pt and b.pt without an index" in refused(source)
+    refused(source)
     for path in source.glob("*.pt"):
         path.unlink()
-    assert "no *.safetensors file" in refused(source)
+    refused(source)
     first, second = split(tensors, 2)
     name = next(iter(first))
     write_shards(source, [first, second | {name: first[name]}], pickled=True)
-    assert "is in more than one file" in refused(source)
+    refused(source)
     (source / "pytorch_model-00002-of-00002.bin").unlink()
-    assert "lacks the file pytorch_model-00002-of-00002.bin" in refused(source)
+    refused(source)
 
 
 def test_lr_attnres_is_refused_by_name(tmp_path: Path, refused: Callable) -> None:
@@ -428,7 +419,8 @@ def test_lr_attnres_is_refused_by_name(tmp_path: Path, refused: Callable) -> Non
     file = tmp_path / "lr" / "model.pt"
     file.parent.mkdir()
     torch.save({"model": {"transformer.attn_residuals.3.query": torch.ones(4)}}, file)
-    assert "LR-AttnRes" in refused(file) and "LR-AttnRes" in refused(file.parent)
+    refused(file)
+    refused(file.parent)
 
 
 # --- the house format
@@ -534,19 +526,18 @@ def test_every_type_and_shape_in_one_file(tmp_path: Path) -> None:
 def test_nothing_to_convert(tmp_path: Path, refused: Callable) -> None:
     """Safetensors of a format that is kept are left alone."""
     house = write_house(tmp_path / "house", block_size=4)
-    assert "in safetensors already, in the house format" in refused(house)
-    assert "in safetensors already, in the house format" in refused(house, "--to", "house")
-    assert "did you mean `--to house`?" in refused(GOLDENS / "fla_transformer_block")
+    refused(house)
+    refused(house, "--to", "house")
+    refused(GOLDENS / "fla_transformer_block")
 
 
 def test_what_has_no_place_in_the_house_format(tmp_path: Path, refused: Callable) -> None:
     """Standard residuals, and names inside a quantisation."""
     twin = write_fla(tmp_path / "twin", block_size=None)
-    line = refused(twin, "--to", "house")
-    assert "standard residuals" in line and "--add-zero-queries" in line
+    refused(twin, "--to", "house")
     quantised = write_fla(tmp_path / "quantised")
     edit(quantised, quantization_config={"quant_method": "x", "ignore": ["lm_head"]})
-    assert "convert the model before it is quantised" in refused(quantised, "--to", "house")
+    refused(quantised, "--to", "house")
 
 
 @pytest.mark.parametrize("lost", [{"qk_norm_eps": None}, {"config": {"rope_theta": 1.0}}], ids=str)
@@ -558,8 +549,7 @@ def test_a_translation_that_the_house_format_cannot_express(
     house = formats.by_name("house")
     changed = replace(house, translate=lambda c: replace(house.translate(c), **lost))
     monkeypatch.setitem(formats.SERVED, "house", changed)
-    line = refused(source, "--to", "house")
-    assert "cannot describe this model of the fla format exactly" in line
+    refused(source, "--to", "house")
 
 
 # --- zero queries
@@ -590,25 +580,25 @@ def test_zero_queries_of_fla_without_attnres(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    "changes",
     [
-        ({"model_type": "gpt2"}, "found model_type 'gpt2'"),
-        ({"model_type": ["llama"]}, "expected a model of "),
-        ({"architectures": 5}, "architectures 5"),
-        ({"auto_map": {"AutoModelForCausalLM": "x.Y"}}, "no code of its own"),
-        ({"intermediate_size": 40}, "has the shape"),
-        ({"logit_scale": 0.5}, "has logit_scale: 0.5, which a llama model does not have"),
-        ({"attn_res_block_size": 2}, "ambiguous"),
+        {"model_type": "gpt2"},
+        {"model_type": ["llama"]},
+        {"architectures": 5},
+        {"auto_map": {"AutoModelForCausalLM": "x.Y"}},
+        {"intermediate_size": 40},
+        {"logit_scale": 0.5},
+        {"attn_res_block_size": 2},
     ],
     ids=str,
 )
 def test_models_that_get_no_queries(
-    changes: dict[str, Any], sentence: str, tmp_path: Path, refused: Callable
+    changes: dict[str, Any], tmp_path: Path, refused: Callable
 ) -> None:
     """Another family, part of a model, code of its own, and what would be served wrongly."""
     source = write_standard(tmp_path / "source")
     edit(source, **changes)
-    assert sentence in refused(source, "--add-zero-queries", "--block-size", "2")
+    refused(source, "--add-zero-queries", "--block-size", "2")
 
 
 def test_a_harmless_key_does_not_keep_a_model_from_queries(tmp_path: Path) -> None:
@@ -620,8 +610,7 @@ def test_a_harmless_key_does_not_keep_a_model_from_queries(tmp_path: Path) -> No
 
 
 def test_models_that_have_queries(refused: Callable) -> None:
-    line = refused(GOLDENS / "fla_transformer_block", "--add-zero-queries", "--block-size", "2")
-    assert "has Attention Residuals already" in line
+    refused(GOLDENS / "fla_transformer_block", "--add-zero-queries", "--block-size", "2")
 
 
 @pytest.mark.parametrize(
@@ -632,7 +621,7 @@ def test_models_that_have_queries(refused: Callable) -> None:
 def test_block_sizes_that_are_refused(
     options: tuple[str, ...], tmp_path: Path, refused: Callable
 ) -> None:
-    assert "in sublayers" in refused(write_standard(tmp_path / "source"), *options)
+    refused(write_standard(tmp_path / "source"), *options)
 
 
 # --- what else is in the folder
@@ -699,7 +688,7 @@ def test_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 # --- all or nothing
 
 
-def test_an_existing_target_is_refused(tmp_path: Path) -> None:
+def test_an_existing_target_is_refused(tmp_path: Path, sentence: Sentence) -> None:
     """A folder, even an empty one, a file, a link that leads nowhere; none of them is touched."""
     source = str(GOLDENS / "fla_transformer_block")
     (tmp_path / "folder").mkdir()
@@ -707,14 +696,15 @@ def test_an_existing_target_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("folder", "file", "link"):
         for dry_run in (False, True):
-            with pytest.raises(SettingError, match="exists already"):
-                convert(source, str(tmp_path / name), to_house=True, dry_run=dry_run)
+            sentence.raises(
+                SettingError, convert, source, str(tmp_path / name), to_house=True, dry_run=dry_run
+            )
     assert not list((tmp_path / "folder").iterdir())
     assert (tmp_path / "file").read_text() == "kept"
-    with pytest.raises(SettingError, match="is not a folder; make it first"):
-        convert(source, str(tmp_path / "missing" / "target"), to_house=True)
-    with pytest.raises(SettingError, match="is not a folder; make it first"):
-        convert(source, str(tmp_path / "file" / "target"), to_house=True)
+    sentence.raises(
+        SettingError, convert, source, str(tmp_path / "missing" / "target"), to_house=True
+    )
+    sentence.raises(SettingError, convert, source, str(tmp_path / "file" / "target"), to_house=True)
 
 
 def test_a_target_that_appears_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

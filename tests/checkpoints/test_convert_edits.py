@@ -59,7 +59,7 @@ def test_every_kind_of_edit(name, seed, tmp_path):
     assert {x.dtype for x in biases} == {torch.float32}
 
 
-def test_edits_of_a_model_with_edits(tmp_path):
+def test_edits_of_a_model_with_edits(tmp_path, sentence):
     """They follow those that it has, and are listed behind them."""
     source = MADE["recency"](tmp_path / "a")
     convert(str(source), str(tmp_path / "b"), edits=[MASK, "scale=0.5"])
@@ -69,8 +69,13 @@ def test_edits_of_a_model_with_edits(tmp_path):
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in "cd"]
     assert configs[0] == configs[1] and len(configs[0]["attn_res"]["edits"]) == 4
-    with pytest.raises(SettingError, match="the edits leave the MLP of layer 1 no source that"):
-        convert(str(tmp_path / "b"), str(tmp_path / "e"), edits=["mask sites=3 sources='block 1'"])
+    sentence.raises(
+        SettingError,
+        convert,
+        str(tmp_path / "b"),
+        str(tmp_path / "e"),
+        edits=["mask sites=3 sources='block 1'"],
+    )
     assert not (tmp_path / "e").exists()
 
 
@@ -89,28 +94,26 @@ def test_a_shared_query_is_edited_at_one_site(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    "words",
     [
-        (["mean tokens=3"], "holds for every token"),
-        (["scale=2 sources=embedding"], "scales 1 of the 2 sources"),
-        (["mask sites=77 sources=embedding"], "there is no site 77"),
-        (["drop"], "'drop' stands where it cannot"),
+        ["mean tokens=3"],
+        ["scale=2 sources=embedding"],
+        ["mask sites=77 sources=embedding"],
+        ["drop"],
     ],
 )
-def test_an_edit_that_is_refused(words, sentence, tmp_path):
+def test_an_edit_that_is_refused(words, tmp_path, sentence):
     source = MADE["house"](tmp_path / "a")
-    with pytest.raises(SettingError, match=sentence):
-        convert(str(source), str(tmp_path / "b"), edits=words)
+    sentence.raises(SettingError, convert, str(source), str(tmp_path / "b"), edits=words)
     assert not (tmp_path / "b").exists()
 
 
-def test_a_config_whose_edits_are_none(tmp_path):
+def test_a_config_whose_edits_are_none(tmp_path, sentence):
     source = MADE["house"](tmp_path / "a")
     config = json.loads((source / "config.json").read_text())
     config["attn_res"]["edits"] = [{"ban": 3}]
     (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"attn_res.edits\[0\].ban: found 3; expected true."):
-        check_folder(source)
+    sentence.raises(CheckpointError, check_folder, source)
 
 
 def test_the_command(tmp_path, capsys):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiktoken
 from checkpoints.tiktoken_files import BYTES, HAN, SPECIAL, write_kimi, write_ranks
+from on_file import Sentence
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from attnres_serve.checkpoints import kimi_tokenizer, tokenizer
@@ -246,41 +247,32 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (b"", "has no token for the byte 0"),
-        (b"YQ== 1\n", "line 1 of .* expected another token in base64, a blank and its rank 0"),
-        (b"YQ== 0\nYQ== 1\n", "line 2 of .* expected another token"),
-        (b"YQ= 0\n", "line 1 of"),
-        (b"YQ==\n", "line 1 of"),
-        (b"YQ== x\n", "line 1 of"),
-    ],
+    "damage", [b"", b"YQ== 1\n", b"YQ== 0\nYQ== 1\n", b"YQ= 0\n", b"YQ==\n", b"YQ== x\n"]
 )
-def test_damaged_ranks(damage: bytes, message: str, tmp_path: Path) -> None:
+def test_damaged_ranks(damage: bytes, tmp_path: Path, sentence: Sentence) -> None:
     folder = write_kimi(tmp_path / "m")
     (folder / "tiktoken.model").write_bytes(damage)
-    with pytest.raises(CheckpointError, match=message):
-        tokenizer.readable(folder)
+    sentence.raises(CheckpointError, tokenizer.readable, folder)
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    "config",
     [
-        ({"added_tokens_decoder": None}, "does not state Kimi's special tokens"),
-        ({"added_tokens_decoder": {}}, "ids from 259 on"),
-        ({"added_tokens_decoder": {"258": {"content": "[BOS]"}}}, "ids from 259 on"),
-        ({"added_tokens_decoder": {"259": {"content": "a"}, "260": {"content": "a"}}}, "its own"),
-        ({"added_tokens_decoder": {"x": {"content": "a"}}}, "an object of ids"),
-        ({"added_tokens_decoder": ["[BOS]"]}, "an object of ids"),
-        ({"pad_token": "[PAD]"}, r"pad_token of .* is '\[PAD\]', which its added_tokens_decoder"),
-        ({"eos_token": {"content": "</s>"}}, "eos_token of .* is '</s>'"),
+        {"added_tokens_decoder": None},
+        {"added_tokens_decoder": {}},
+        {"added_tokens_decoder": {"258": {"content": "[BOS]"}}},
+        {"added_tokens_decoder": {"259": {"content": "a"}, "260": {"content": "a"}}},
+        {"added_tokens_decoder": {"x": {"content": "a"}}},
+        {"added_tokens_decoder": ["[BOS]"]},
+        {"pad_token": "[PAD]"},
+        {"eos_token": {"content": "</s>"}},
     ],
+    ids=str,
 )
 def test_special_tokens_that_are_not_stated(
-    config: dict[str, Any], message: str, tmp_path: Path
+    config: dict[str, Any], tmp_path: Path, sentence: Sentence
 ) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        tokenizer.readable(write_kimi(tmp_path / "m", **config))
+    sentence.raises(CheckpointError, tokenizer.readable, write_kimi(tmp_path / "m", **config))
 
 
 def test_ranks_may_lack_a_last_line_break(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import tiny_sites
 from checkpoints import edit, write_house
+from on_file import Sentence
 
 from attnres_serve.checkpoints import needs
 from attnres_serve.checkpoints.check import describe
@@ -83,7 +84,9 @@ def test_the_rows_are_those_of_vllms_metadata(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("base", ["deepseek_v3", "glm4_moe_lite"])
-def test_layers_that_predict_further_tokens_are_left_aside(base: str, tmp_path: Path) -> None:
+def test_layers_that_predict_further_tokens_are_left_aside(
+    base: str, tmp_path: Path, sentence: Sentence
+) -> None:
     """Where config.json says that there are some; `verify` leaves them aside too."""
     folder = written(tmp_path, base, **{FURTHER: 1})
     before = describe(check_folder(folder))
@@ -93,10 +96,9 @@ def test_layers_that_predict_further_tokens_are_left_aside(base: str, tmp_path: 
     edit(folder, lambda t: t.update({name: t["model.norm.weight"].clone()}))
     assert describe(check_folder(folder)) == before | {"left_aside": 1}  # no whole head
     assert tiny_sites.load(folder).logprobs(ids).equal(expected)
-    for value, message in ((0, "eh_proj.weight, which a"), ("1", "expected a number of layers")):
+    for value in (0, "1"):
         edit(folder, **{FURTHER: value})
-        with pytest.raises(CheckpointError, match=message):
-            check_folder(folder)
+        sentence.raises(CheckpointError, check_folder, folder)
 
 
 @pytest.mark.parametrize(("base", "name"), [("ernie4_5_moe", "model.mtp_"), ("exaone_moe", "mtp.")])

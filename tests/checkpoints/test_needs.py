@@ -1,7 +1,6 @@
 """What a server needs besides tensors: refused at once where vLLM would fail after its start."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from checkpoints import GOLDENS, quantised, write_house, write_standard
 from checkpoints.tiktoken_files import BYTES as SINGLE_BYTES
 from checkpoints.tiktoken_files import write_kimi
 from cost import command, of_a_start
+from on_file import Sentence
 from safetensors.torch import load_file
 from serving import DEMO
 
@@ -86,11 +86,10 @@ def test_the_sizes_of_heads_are_those_that_the_kernels_compute(dtype: torch.dtyp
 
 
 def test_heads_that_this_device_does_not_compute(
-    tmp_path: Path, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, on_cpu: None, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
 ) -> None:
     write_house(tmp_path, block_size=2, head_dim=16)
-    with pytest.raises(CheckpointError, match=r"heads of the size 16, .* 32, 64, 128; serve it on"):
-        required(tmp_path)
+    sentence.raises(CheckpointError, required, tmp_path)
     monkeypatch.setattr(source, "head_sizes", lambda: None)
     required(tmp_path)
 
@@ -178,20 +177,20 @@ def with_tokens(folder: Path, *added: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    "edit",
     [
-        (lambda f: with_tokens(f, "<a>", "<b>"), "token '<a>' with the id 320 and 1 more, and"),
-        (lambda f: edited(f, BYTES, pad_token=PAD), "token '[PAD]' with the id 320, and the"),
-        (lambda f: edited(f, BYTES, extra_special_tokens={"image_token": PAD}), "id 320, and"),
-        (lambda f: edited(f, BYTES, added_tokens_decoder={"320": {"content": PAD}}), "the id 320"),
-        (lambda f: edited(f, "added_tokens.json", **{PAD: 320}), "the token '[PAD]' with the id 3"),
-        (lambda f: with_pieces(f, 321), "token '320' with the id 320 and 3 more, and"),
-        (lambda f: with_pieces(f, 320, **{PAD: 320}), "token '[PAD]' with the id 320"),
-        (lambda f: with_ranks(f, 400), "with the id 320 and 81 more"),
+        lambda f: with_tokens(f, "<a>", "<b>"),
+        lambda f: edited(f, BYTES, pad_token=PAD),
+        lambda f: edited(f, BYTES, extra_special_tokens={"image_token": PAD}),
+        lambda f: edited(f, BYTES, added_tokens_decoder={"320": {"content": PAD}}),
+        lambda f: edited(f, "added_tokens.json", **{PAD: 320}),
+        lambda f: with_pieces(f, 321),
+        lambda f: with_pieces(f, 320, **{PAD: 320}),
+        lambda f: with_ranks(f, 400),
     ],
 )
 def test_tokens_without_a_row(
-    edit: Callable[[Path], Any], message: str, tmp_path: Path, capfd: pytest.CaptureFixture
+    edit: Callable[[Path], Any], tmp_path: Path, capfd: pytest.CaptureFixture, sentence: Sentence
 ) -> None:
     """Each ended the engine where a prompt had it."""
     write_house(tmp_path, block_size=2)
@@ -199,7 +198,7 @@ def test_tokens_without_a_row(
     edit(tmp_path)
     assert cli.main(["check", str(tmp_path)]) == 1
     err = capfd.readouterr().err
-    assert message in err and "vocab_size 320); resize the embedding" in err
+    sentence.check(err)
     assert cli.main(["serve", str(tmp_path)]) == 2
     assert capfd.readouterr().err == err
     with pytest.raises(CheckpointError, match="remove the tokens"):
@@ -226,35 +225,34 @@ def test_tokens_with_a_row_each(edit: Callable[[Path], Any], tmp_path: Path) -> 
 
 @pytest.mark.parametrize("end", [320, [2, 99999], -1])
 @pytest.mark.parametrize("file", ["config.json", GENERATION])
-def test_an_end_of_text_without_a_logit(end: Any, file: str, tmp_path: Path) -> None:
+def test_an_end_of_text_without_a_logit(
+    end: Any, file: str, tmp_path: Path, sentence: Sentence
+) -> None:
     write_house(tmp_path, block_size=2)
     edited(tmp_path, file, eos_token_id=end)
-    words = "expected ids from 0 to 319, for which the model has logits"
-    message = re.escape(f"eos_token_id of {file} is {end!r}; {words}")
-    with pytest.raises(CheckpointError, match=message):
-        required(tmp_path)
+    sentence.raises(CheckpointError, required, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content"),
     [
-        (TOKENIZER, POINTER, "is a git-lfs pointer and not the file itself; run `git lfs pull`"),
-        (TOKENIZER, "", "cannot be read as JSON"),
-        (TOKENIZER, '{"model": {"vocab": {"a": 0, "b"', "cannot be read as JSON"),
-        (TOKENIZER, "{}", "holds no vocabulary (tokens with their ids), so it is damaged"),
-        (TOKENIZER, '{"model": {"vocab": {"a": 0}}, "added_tokens": ["b"]}', "no vocabulary"),
-        (TOKENIZER, "[]", "holds a list; expected a JSON object"),
-        (BYTES, "{", "cannot be read as JSON"),
-        (BYTES, POINTER, "is a git-lfs pointer"),
-        (GENERATION, "", "cannot be read as JSON"),
-        ("tokenizer.model", "", "holds no vocabulary"),
-        ("tokenizer.model", POINTER, "is a git-lfs pointer"),
-        ("tokenizer.model", "\n\x09\n\x07", "holds no vocabulary"),
-        ("vocab.json", '{"a": "b"}', "holds no vocabulary"),
+        (TOKENIZER, POINTER),
+        (TOKENIZER, ""),
+        (TOKENIZER, '{"model": {"vocab": {"a": 0, "b"'),
+        (TOKENIZER, "{}"),
+        (TOKENIZER, '{"model": {"vocab": {"a": 0}}, "added_tokens": ["b"]}'),
+        (TOKENIZER, "[]"),
+        (BYTES, "{"),
+        (BYTES, POINTER),
+        (GENERATION, ""),
+        ("tokenizer.model", ""),
+        ("tokenizer.model", POINTER),
+        ("tokenizer.model", "\n\x09\n\x07"),
+        ("vocab.json", '{"a": "b"}'),
     ],
 )
 def test_a_damaged_tokenizer(
-    name: str, content: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture
+    name: str, content: str, tmp_path: Path, capfd: pytest.CaptureFixture, sentence: Sentence
 ) -> None:
     write_house(tmp_path, block_size=2)
     if name not in (BYTES, GENERATION):
@@ -262,7 +260,7 @@ def test_a_damaged_tokenizer(
     (tmp_path / name).write_text(content)
     assert cli.main(["check", str(tmp_path)]) == 1
     err = capfd.readouterr().err
-    assert f"{tmp_path / name} " in err and message in err and err.count("\n") == 1
+    sentence.check(err)
     assert cli.main(["serve", str(tmp_path)]) == 2
     assert capfd.readouterr().err == err
 
@@ -322,11 +320,10 @@ def test_a_recurrent_model_need_not_state_a_context_and_has_no_heads() -> None:
 
 @pytest.mark.parametrize("asked", ["513", "1k", "1K", "600"])
 def test_more_tokens_than_the_model_has(
-    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
 ) -> None:
     write_house(tmp_path, block_size=2)  # 512
-    with pytest.raises(SettingError, match="m has a context of 512 tokens; give at most that"):
-        required(tmp_path, "--max_model_len", asked)
+    sentence.raises(SettingError, required, tmp_path, "--max_model_len", asked)
     required(tmp_path, "--max-model-len", asked, "--hf-overrides.max_position_embeddings=9999")
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
     required(tmp_path, "--max-model-len", asked)
@@ -358,17 +355,19 @@ def test_what_vllm_takes_or_refuses_by_itself(asked: str, tmp_path: Path) -> Non
     ],
 )
 def test_only_a_compiled_start_needs_a_compiler(
-    words: list[str], on_cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    on_cpu: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sentence: Sentence,
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     compiler.require(of_server(words))
     for others in ([], ["--enforce-eager", "--no-enforce-eager"], ["--dtype", "float32"]):
-        with pytest.raises(SettingError, match=r"found no 'g\+\+' on the path; .*--enforce-eager"):
-            compiler.require(of_server(others))
+        sentence.raises(SettingError, compiler.require, of_server(others))
     monkeypatch.setenv("CXX", "clang++")
-    with pytest.raises(SettingError, match=r"found no 'clang\+\+' on the path, which CXX names;"):
-        compiler.require(of_server([]))
+    sentence.raises(SettingError, compiler.require, of_server([]))
     (tmp_path / "clang++").touch(0o755)
     compiler.require(of_server([]))
 
@@ -421,27 +420,22 @@ def test_check_says_it_with_the_facts(
     assert (facts["context"], facts["vocabulary"], facts["head_size"]) == (512, 320, 32)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--attnres-backend", "triton"], "shown on CUDA alone, and this vLLM is built for CPU"),
-        (["--max-model-len", "4096"], "a context of 1024 tokens"),
-    ],
-)
+@pytest.mark.parametrize("flags", [["--attnres-backend", "triton"], ["--max-model-len", "4096"]])
 def test_a_refusal_costs_no_start(
     flags: list[str],
-    message: str,
     monkeypatch: pytest.MonkeyPatch,
+    sentence: Sentence,
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
     status, err, seconds = command("serve", DEMO, *flags)
-    assert (status, err.count("\n")) == (2, 1) and message in err
+    assert status == 2
+    sentence.check(err)
     assert seconds < of_a_start()
 
 
 def test_quantised_experts_without_a_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
 ) -> None:
     base = write_house(tmp_path / "float", "qwen3_moe", layers=2, block_size=2)
     layers = linear_layers(load_file(base / "model.safetensors"), without="shared_expert_gate")
@@ -452,15 +446,9 @@ def test_quantised_experts_without_a_kernel(
     monkeypatch.setattr(source, "lacks_quantized_experts", lambda: True)
     needs.check_quantized("m", check_folder(base).index)
     needs.check_quantized("m", None)
-    with pytest.raises(CheckpointError) as caught:
-        needs.check_quantized("m", result)
+    sentence.raises(CheckpointError, needs.check_quantized, "m", result)
     monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     needs.check_quantized("m", result)
-    assert str(caught.value) == (
-        "m has quantised experts (model.layers.0.mlp.experts.0.down_proj.weight in house names), "
-        "and vLLM computes those on this CPU only with AMX or zentorch; serve it on such a CPU or "
-        "on a GPU, or quantise the model with its experts in `ignore`."
-    )
 
 
 @pytest.mark.parametrize(
@@ -474,7 +462,7 @@ def test_quantised_experts_without_a_kernel(
     ],
 )
 def test_int8_without_dot_products(
-    reported: str, lacks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reported: str, lacks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
 ) -> None:
     """vLLM's products are wrong there, without a word."""
     base = write_house(tmp_path / "float", "qwen2", block_size=2)
@@ -485,13 +473,14 @@ def test_int8_without_dot_products(
     needs.check_quantized("m", check_folder(base).index)
     if not lacks:
         return needs.check_quantized("m", result)
-    with pytest.raises(CheckpointError, match=r"m has INT8 weights \(model\.layers\.0\..*avx_vnni"):
-        needs.check_quantized("m", result)
+    sentence.raises(CheckpointError, needs.check_quantized, "m", result)
     monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
     needs.check_quantized("m", result)
 
 
-def test_a_quantised_layer_that_is_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantised_layer_that_is_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentence: Sentence
+) -> None:
     base = write_house(tmp_path / "float", "deepseek_v3", layers=2, block_size=2)
     layers = linear_layers(load_file(base / "model.safetensors"), without=r"\.experts\.")
     result = check_folder(quantised(tmp_path / "int8", base, layers=layers)).index
@@ -499,8 +488,7 @@ def test_a_quantised_layer_that_is_folded(tmp_path: Path, monkeypatch: pytest.Mo
     needs.check_quantized("m", result)
     monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     needs.check_quantized("m", check_folder(base).index)
-    with pytest.raises(CheckpointError, match=r"m has a quantised kv_b_proj \(model\.layers\.0\."):
-        needs.check_quantized("m", result)
+    sentence.raises(CheckpointError, needs.check_quantized, "m", result)
 
 
 def test_which_cpus_compute_quantised_experts() -> None:

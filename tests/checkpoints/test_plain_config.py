@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import edit, write_house, write_standard
+from on_file import Sentence
 from safetensors.torch import load_file
 
 from attnres_serve import cli
@@ -28,8 +29,8 @@ def write_plain(folder: Path, base: str, **options: Any) -> Path:
 
 
 @pytest.fixture
-def refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> Callable[..., str]:
-    """Run a command that is refused in one line; returns that line."""
+def refused(tmp_path: Path, capfd: pytest.CaptureFixture, sentence: Sentence) -> Callable[..., str]:
+    """Run a command that is refused in the line on file; returns that line."""
 
     def run(command: str, folder: Path, *options: str) -> str:
         target = [str(tmp_path / "never")] if command in ("convert", "add") else []
@@ -38,8 +39,8 @@ def refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> Callable[..., str]:
         capfd.readouterr()
         assert cli.main(words) == (1 if command == "check" else 2)
         _, err = capfd.readouterr()
-        assert err.count("\n") == 1 and len(err) <= 600
-        return err
+        assert len(err) <= 600
+        return sentence.check(err)
 
     return run
 
@@ -69,8 +70,6 @@ def test_both_ways_lead_to_a_served_checkpoint(
     tensors, config = load_file(folder / WEIGHTS), json.loads((folder / "config.json").read_text())
     message = [refused(command, folder) for command in LATER]
     for line in message:
-        assert "_res_norm.weight and 17 more, tensors of Attention Residuals" in line
-        assert f"config.json of a plain {FAMILIES[base].title}: set " in line
         assert stated(line) == {
             "model_type": f"attnres_{base}",
             "architectures": [FAMILIES[base].architecture],
@@ -115,7 +114,6 @@ def test_options_that_the_tensors_tell(
     message = [refused(command, folder) for command in LATER]
     message.append(refused("convert", folder, "--block-size", "4"))
     for line in message:
-        assert '"cumulative" to true' in line and "--block-size" not in line
         expected = {k: v for k, v in options.items() if k != "attn_res"} | options.get(
             "attn_res", {}
         )
@@ -129,7 +127,7 @@ def test_pickles(tmp_path: Path, refused: Callable[..., str]) -> None:
     torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
     for command in LATER:
-        assert "--block-size S`" in refused(command, folder)
+        refused(command, folder)
     assert cli.main(["convert", str(folder), str(tmp_path / "t"), "--block-size", "2"]) == 0
     assert check_folder(tmp_path / "t").parsed is not None
 
@@ -148,8 +146,7 @@ def test_attn_res_that_config_json_has(tmp_path: Path, refused: Callable[..., st
     folder = write_plain(tmp_path / "own", "qwen3", layers=2, block_size=2)
     edit(folder, attn_res={"block_size": 2})
     for command in LATER:
-        line = refused(command, folder)
-        assert 'set model_type to "attnres_qwen3" and architectures to ["AttnResQwen3For' in line
+        refused(command, folder)
     edit(folder, model_type="attnres_qwen3", architectures=["AttnResQwen3ForCausalLM"])
     assert check_folder(folder).parsed is not None
 
@@ -158,27 +155,24 @@ def test_another_function_gets_no_advice(tmp_path: Path, refused: Callable[..., 
     folder = write_plain(tmp_path / "own", "llama", layers=2, block_size=2)
     edit(folder, lambda t: t.update({"model.layers.0.attn_res_gate": torch.zeros(64)}))
     for command in LATER:
-        line = refused(command, folder)
-        assert "attn_res_gate (a gate beside the mix) is of a function that is not" in line
-        assert "--block-size" not in line and "set model_type" not in line
+        refused(command, folder)
 
 
 @pytest.mark.parametrize("size", ["0", "-1"])
 def test_sizes_that_are_none(size: str, tmp_path: Path, refused: Callable[..., str]) -> None:
     folder = write_plain(tmp_path / "own", "llama", layers=2, block_size=2)
-    assert "at least 1, counted in sublayers" in refused("convert", folder, "--block-size", size)
+    refused("convert", folder, "--block-size", size)
 
 
 def test_a_plain_model_without_queries(tmp_path: Path, refused: Callable[..., str]) -> None:
     """It is offered zero ones, as ever."""
     folder = write_standard(tmp_path / "own")
-    line = refused("convert", folder, "--block-size", "2")
-    assert "add --add-zero-queries" in line
-    assert "--add-zero-queries --block-size 4`" in refused("check", folder)
+    refused("convert", folder, "--block-size", "2")
+    refused("check", folder)
     words = ["convert", str(folder), str(tmp_path / "t"), "--add-zero-queries", "--block-size", "2"]
     assert cli.main(words) == 0
 
 
 def test_blocks_that_are_stated(tmp_path: Path, refused: Callable[..., str]) -> None:
     folder = write_house(tmp_path / "own", layers=2, block_size=2)
-    assert "says where blocks begin" in refused("convert", folder, "--block-size", "2")
+    refused("convert", folder, "--block-size", "2")

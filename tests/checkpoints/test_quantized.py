@@ -4,7 +4,6 @@ Judged by names, shapes and types; nothing is loaded.
 """
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 from adapters import linear_layers
 from checkpoints import GOLDENS, edit, quantised, write_fla, write_house, write_mode
+from on_file import Sentence
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from attnres_serve.families import experts
 
 WEIGHTS = "model.safetensors"
 LAYER = "model.layers.1"
+Refused = Callable[[Path], object]
 Edit = Callable[[dict[str, Tensor]], Any]
 
 
@@ -38,6 +39,11 @@ def refusal(folder: Path) -> str:
     sentence = str(caught.value)
     assert "\n" not in sentence and sentence.endswith(".")
     return sentence
+
+
+@pytest.fixture
+def refused(sentence: Sentence) -> Refused:
+    return lambda folder: sentence.raises(CheckpointError, checked.check_folder, folder)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +64,9 @@ def test_house_int8(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["int8", ["int8"], 8, True], ids=repr)
-def test_a_quantisation_that_is_no_object(value: Any, folder: Path) -> None:
+def test_a_quantisation_that_is_no_object(value: Any, folder: Path, refused: Refused) -> None:
     edit(folder, quantization_config=value)
-    assert f"quantization_config is {value!r}; expected null or an object." == refusal(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -74,26 +80,23 @@ def test_a_quantisation_that_is_no_object(value: Any, folder: Path) -> None:
         f"{LAYER}.mlp.down_proj.weight",
     ],
 )
-def test_a_missing_tensor(name: str, folder: Path) -> None:
+def test_a_missing_tensor(name: str, folder: Path, refused: Refused) -> None:
     """vLLM would serve what memory held: it asks for no tensor of a quantised model."""
     edit(folder, lambda t: [t.pop(result) for result in list(t) if result.startswith(name)])
-    assert f"lacks the tensor {name} (in house names), which a llama model" in refusal(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize("layer", ["self_attn.k_proj", "mlp.down_proj"])
-def test_a_missing_scale(layer: str, folder: Path) -> None:
+def test_a_missing_scale(layer: str, folder: Path, refused: Refused) -> None:
     edit(folder, lambda t: t.pop(f"{LAYER}.{layer}.weight_scale"))
-    assert (
-        f"{LAYER}.{layer}.weight holds I8, and the checkpoint lacks a scale (weight_scale or the "
-        f"like) of {LAYER}.{layer}" in refusal(folder)
-    )
+    refused(folder)
 
 
-def test_a_missing_bias(tmp_path: Path) -> None:
+def test_a_missing_bias(tmp_path: Path, refused: Refused) -> None:
     """Qwen2 has one on queries, keys and values, quantised or not."""
     folder = quantised(tmp_path / "int8", write_house(tmp_path / "float", "qwen2", block_size=2))
     edit(folder, lambda t: t.pop(f"{LAYER}.self_attn.k_proj.bias"))
-    assert f"lacks the tensor {LAYER}.self_attn.k_proj.bias" in refusal(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -110,46 +113,47 @@ def test_a_missing_bias(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("value", [0.0, 5.0])
-def test_a_left_over_tensor(name: str, value: float, folder: Path) -> None:
+def test_a_left_over_tensor(name: str, value: float, folder: Path, refused: Refused) -> None:
     edit(folder, lambda t: t.update({name: torch.full((64,), value)}))
-    assert f"holds the tensor {name}, which a llama model with 3 layers does not" in refusal(folder)
+    refused(folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "sentence"),
+    ("name", "change"),
     [
-        ("self_attn.o_proj.weight", lambda t: t.float(), "holds F32, but"),
-        ("self_attn.o_proj.weight", lambda t: t[:32], "[32, 64], but config.json makes it"),
-        ("self_attn.o_proj.weight_scale", lambda t: torch.cat([t, t]), "is larger than the weight"),
-        ("self_attn.o_proj.weight_scale", lambda t: t[None], "is larger than the weight"),
-        ("mlp.up_proj.weight_scale", lambda t: t.to(torch.float8_e4m3fn), "F8_E4M3; expected F64"),
-        ("input_layernorm.weight", lambda t: t[:32], "[32], but config.json makes it [64]"),
-        ("input_layernorm.weight", lambda t: t.to(torch.int8), "weight holds I8; expected F64"),
-        ("mlp_res_proj.weight", lambda t: t.to(torch.int8), "queries and key norms are not quant"),
-        ("mlp_res_norm.weight", lambda t: t.to(torch.int8), "queries and key norms are not quant"),
+        ("self_attn.o_proj.weight", lambda t: t.float()),
+        ("self_attn.o_proj.weight", lambda t: t[:32]),
+        ("self_attn.o_proj.weight_scale", lambda t: torch.cat([t, t])),
+        ("self_attn.o_proj.weight_scale", lambda t: t[None]),
+        ("mlp.up_proj.weight_scale", lambda t: t.to(torch.float8_e4m3fn)),
+        ("input_layernorm.weight", lambda t: t[:32]),
+        ("input_layernorm.weight", lambda t: t.to(torch.int8)),
+        ("mlp_res_proj.weight", lambda t: t.to(torch.int8)),
+        ("mlp_res_norm.weight", lambda t: t.to(torch.int8)),
     ],
 )
 def test_a_tensor_that_does_not_fit(
-    name: str, change: Callable[[Tensor], Tensor], sentence: str, folder: Path
+    name: str, change: Callable[[Tensor], Tensor], folder: Path, refused: Refused
 ) -> None:
     """vLLM would cut it, or cast it."""
     name = f"{LAYER}.{name}"
     edit(folder, lambda t: t.update({name: change(t[name]).clone()}))
-    result = refusal(folder)
-    assert sentence in result and name in result
+    refused(folder)
 
 
-def test_parts_of_one_layer_that_are_quantised_differently(folder: Path) -> None:
+def test_parts_of_one_layer_that_are_quantised_differently(folder: Path, refused: Refused) -> None:
     """vLLM would take one part's scales for all."""
     name = f"{LAYER}.self_attn.k_proj.weight"
     edit(folder, lambda t: t.update({name: t[name] * t.pop(f"{name}_scale")}))
-    assert f"{LAYER}.self_attn.q_proj and {LAYER}.self_attn.k_proj (in house" in refusal(folder)
+    refused(folder)
 
 
-def test_parts_of_one_layer_that_are_quantised_to_different_types(folder: Path) -> None:
+def test_parts_of_one_layer_that_are_quantised_to_different_types(
+    folder: Path, refused: Refused
+) -> None:
     name = f"{LAYER}.self_attn.k_proj.weight"
     edit(folder, lambda t: t.update({name: t[name].to(torch.float8_e4m3fn)}))
-    assert "quantised in different ways" in refusal(folder)
+    refused(folder)
 
 
 # --- experts and latent attention
@@ -184,39 +188,22 @@ def floats(*stems: str) -> Edit:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "says"),
+    ("name", "change"),
     [
-        ("qwen3_moe", lambda t: t.pop(f"{EXPERT}.down_proj.weight_scale"), "lacks a scale"),
-        ("qwen3_moe", lambda t: t.pop(f"{EXPERT}.up_proj.weight"), "lacks the tensor"),
-        (
-            "qwen3_moe",
-            lambda t: t.update({f"{EXPERT}.up_proj.bias": torch.zeros(64)}),
-            f"holds the tensor {EXPERT}.up_proj.bias, which a qwen3_moe model",
-        ),
-        (
-            "qwen3_moe",
-            floats(f"{EXPERT}.up_proj"),
-            f"{EXPERT}.gate_proj and {EXPERT}.up_proj (in house names), which are one layer",
-        ),
-        (
-            "qwen3_moe",
-            floats(*(f"{EXPERT}.{part}_proj" for part in ("gate", "up", "down"))),
-            "(in house names), which are one layer in vLLM, are quantised in different ways; "
-            "quantise all experts of a layer in the same way, or none.",
-        ),
-        ("qwen3_moe", floats(f"{EXPERT}.down_proj"), "quantise all experts of a layer"),
-        (
-            "deepseek_v3",
-            floats(f"{LAYER}.self_attn.kv_a_proj_with_mqa"),
-            f"{LAYER}.self_attn.q_a_proj and {LAYER}.self_attn.kv_a_proj_with_mqa (in house",
-        ),
+        ("qwen3_moe", lambda t: t.pop(f"{EXPERT}.down_proj.weight_scale")),
+        ("qwen3_moe", lambda t: t.pop(f"{EXPERT}.up_proj.weight")),
+        ("qwen3_moe", lambda t: t.update({f"{EXPERT}.up_proj.bias": torch.zeros(64)})),
+        ("qwen3_moe", floats(f"{EXPERT}.up_proj")),
+        ("qwen3_moe", floats(*(f"{EXPERT}.{part}_proj" for part in ("gate", "up", "down")))),
+        ("qwen3_moe", floats(f"{EXPERT}.down_proj")),
+        ("deepseek_v3", floats(f"{LAYER}.self_attn.kv_a_proj_with_mqa")),
     ],
 )
 def test_a_mixture_or_latent_attention_that_is_not_whole(
-    name: str, change: Edit, says: str, tmp_path: Path
+    name: str, change: Edit, tmp_path: Path, refused: Refused
 ) -> None:
     """vLLM would take one expert's scales for all, or what memory held."""
-    assert says in refusal(edit(family_of(tmp_path, name), change))
+    refused(edit(family_of(tmp_path, name), change))
 
 
 def test_experts_alone_may_stay_as_they_are(tmp_path: Path) -> None:
@@ -229,10 +216,10 @@ def test_experts_alone_may_stay_as_they_are(tmp_path: Path) -> None:
     )
 
 
-def test_two_weights_of_a_layer(folder: Path) -> None:
+def test_two_weights_of_a_layer(folder: Path, refused: Refused) -> None:
     name = f"{LAYER}.mlp.down_proj.qweight"
     edit(folder, lambda t: t.update({name: torch.zeros(12, 64, dtype=torch.int32)}))
-    assert "two names of one weight" in refusal(folder)
+    refused(folder)
 
 
 # --- other methods, by what they store
@@ -308,14 +295,14 @@ def test_scales_of_a_cache(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 5.0])
-def test_biases_that_gptq_writes(value: float, tmp_path: Path) -> None:
+def test_biases_that_gptq_writes(value: float, tmp_path: Path, refused: Refused) -> None:
     """Its exporters write zeros where a layer has none; what is not zero would be left out."""
     source = write_house(tmp_path / "float", block_size=2)
     folder = write_packed(tmp_path / "packed", "gptq", source)
     name = f"{LAYER}.self_attn.o_proj.bias"
     edit(folder, lambda t: t.update({name: torch.full((64,), value)}))
     if value:
-        assert f"holds the bias {name}, which is not zero" in refusal(folder)
+        refused(folder)
     else:
         assert checked.check_folder(folder).parsed is not None
 
@@ -348,12 +335,11 @@ def fla_of(tmp_path: Path, **changes: Any) -> Path:
     ],
     ids=str,
 )
-def test_entries_that_fit_one_name_only(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_entries_that_fit_one_name_only(
+    changes: dict[str, Any], tmp_path: Path, refused: Refused
+) -> None:
     """FLA's attention is attn, vLLM's self_attn: an ignored layer would be quantised, or back."""
-    result = refusal(fla_of(tmp_path, **changes))
-    assert "quantization_config has the entry '" in result
-    names = r"model[.]layers[.](.)[.]attn[.](.)_proj and model[.]layers[.]\1[.]self_attn[.]\2_proj"
-    assert re.search(f"fits only one of {names}", result)
+    refused(fla_of(tmp_path, **changes))
 
 
 @pytest.mark.parametrize(

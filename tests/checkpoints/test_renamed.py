@@ -23,6 +23,7 @@ from checkpoints import (
     write_nanogpt,
     write_standard,
 )
+from on_file import Sentence
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -95,16 +96,15 @@ def packed_moe(folder: Path) -> Path:
 
 
 @pytest.fixture
-def refused(capfd: pytest.CaptureFixture) -> Callable[..., str]:
-    """Run a command that is refused in one bounded line; returns the whole sentence."""
+def refused(capfd: pytest.CaptureFixture, sentence: Sentence) -> Callable[..., str]:
+    """Run a command that is refused in one bounded line; returns the whole sentence, on file."""
 
     def run(*words: object) -> str:
         capfd.readouterr()
         assert cli.main([*map(str, words)]) == (1 if words[0] == "check" else 2)
         _, err = capfd.readouterr()
         assert err.count("\n") == 1 and len(err) <= 600
-        kept = re.search(r"the whole is in (\S+)\)$", err.strip())
-        return Path(kept[1]).read_text() if kept else err
+        return sentence.check(err)
 
     return run
 
@@ -115,85 +115,30 @@ def advised(message: str, target: Path) -> list[str]:
     return [str(target) if word == "DST" else word for word in shlex.split(command)]
 
 
-# What is written, how its names change, and what the sentence says of it: a pattern that is
-# missing, one that is there, and renames.
-CASES: dict[str, tuple[Callable[[Path], Any], Table, tuple[str, str], tuple[str, ...]]] = {
-    "llama": (
-        lambda f: write_house(f, layers=3, block_size=2),
-        META,
-        (
-            "lacks model.layers.N.self_attn.q_proj.weight (N from 0 to 2) (and 39 more)",
-            "layers.N.attention.wq.weight (N from 0 to 2)",
-        ),
-        (
-            "layers.*.attention.wk=model.layers.*.self_attn.k_proj",
-            "layers.*.feed_forward.w3=model.layers.*.mlp.up_proj",
-            "layers.*.ffn_norm=model.layers.*.post_attention_layernorm",
-            "output=lm_head",
-        ),
-    ),
-    "llama and its queries": (
-        lambda f: write_house(f, layers=3, block_size=2),
-        META | QUERIES,
-        ("lacks model.layers.N.self_attn.q_proj.weight", "layers.N.attention.wq.weight"),
-        (
-            "layers.*.attn_key_norm=model.layers.*.self_attention_res_norm",
-            "layers.*.attn_query=model.layers.*.self_attention_res_proj.weight",
-            "layers.*.attention_norm=model.layers.*.input_layernorm",
-            "final_query=model.output_attn_res_proj",
-            "norm=model.norm",
-        ),
-    ),
+# What is written, and how its names change.
+CASES: dict[str, tuple[Callable[[Path], Any], Table]] = {
+    "llama": (lambda f: write_house(f, layers=3, block_size=2), META),
+    "llama and its queries": (lambda f: write_house(f, layers=3, block_size=2), META | QUERIES),
     "norms of heads": (
         lambda f: write_house(f, "qwen3", layers=3, block_size=2),
         {"q_norm": "query_norm", "k_norm": "key_norm"},
-        (
-            "lacks model.layers.N.self_attn.q_norm.weight (N from 0 to 2) (and 3 more)",
-            "model.layers.N.self_attn.query_norm.weight",
-        ),
-        ("model.layers.*.self_attn.key_norm=model.layers.*.self_attn.k_norm",),
     ),
     "key norms of sites": (
         lambda f: write_house(f, "qwen3", layers=3, block_size=2),
         {"_res_norm": "_depth_key_norm", "q_norm": "query_norm", "k_norm": "key_norm"},
-        (
-            "lacks model.layers.N.self_attn.q_norm.weight",
-            "model.layers.N.self_attn.query_norm.weight",
-        ),
-        ("model.layers.*.mlp_depth_key_norm=model.layers.*.mlp_res_norm",),
     ),
     "queries that are called AttnRes": (
         lambda f: write_house(f, layers=3, block_size=2),
         {"self_attention_res_": "attn_attnres_", "mlp_res_": "mlp_attnres_"},
-        (
-            "lacks model.layers.N.self_attention_res_proj.weight",
-            "model.layers.N.attn_attnres_proj.weight",
-        ),
-        ("model.layers.*.mlp_attnres_norm=model.layers.*.mlp_res_norm",),
     ),
     "bias": (
         lambda f: write_house(f, "qwen2", layers=3, block_size=2),
         {r"self_attn\.([qkv])_proj": r"self_attn.\1"},
-        ("lacks model.layers.N.self_attn.q_proj.", "model.layers.N.self_attn.q."),
-        ("model.layers.*.self_attn.v=model.layers.*.self_attn.v_proj",),
     ),
-    "mixture": (
-        lambda f: write_house(f, "qwen3_moe", layers=4, block_size=3),
-        EXPERTS,
-        (
-            "lacks model.layers.N.mlp.experts.M.down_proj.weight",
-            "model.layers.N.moe.experts.M.down_proj.weight (N from 0 to 3)",
-        ),
-        (
-            "model.layers.*.moe=model.layers.*.mlp",
-            "model.layers.*.moe.router=model.layers.*.mlp.gate",
-        ),
-    ),
+    "mixture": (lambda f: write_house(f, "qwen3_moe", layers=4, block_size=3), EXPERTS),
     "packed mixture": (
         packed_moe,
         {r"experts\.gate_up_proj": "experts.w13", r"experts\.down_proj": "experts.w2"},
-        ("lacks model.layers.N.mlp.experts.", "model.layers.N.mlp.experts.w"),
-        ("model.layers.*.mlp.experts.w13=model.layers.*.mlp.experts.gate_up_proj",),
     ),
     "fla": (
         write_fla,
@@ -203,11 +148,6 @@ CASES: dict[str, tuple[Callable[[Path], Any], Table, tuple[str, str], tuple[str,
             "attn_norm": "norm_attn",
             "mlp_norm": "norm_mlp",
         },
-        (
-            "lacks model.layers.N.attn.q_proj.weight (N from 0 to 2) (and 16 more)",
-            "model.layers.N.attention.wq.weight",
-        ),
-        ("model.layers.*.norm_mlp=model.layers.*.mlp_norm", "model.wte=model.embeddings"),
     ),
     "nanogpt": (
         write_nanogpt,
@@ -222,29 +162,15 @@ CASES: dict[str, tuple[Callable[[Path], Any], Table, tuple[str, str], tuple[str,
             "attn_res_q1": "attn_query",
             "attn_res_q2": "mlp_query",
         },
-        ("lacks transformer.h.N.attn.c_attn.weight", "transformer.h.N.attn.qkv.weight"),
-        (
-            "transformer.h.*.attn.qkv=transformer.h.*.attn.c_attn",
-            "transformer.h.*.mlp_query=transformer.h.*.attn_res_q2",
-        ),
     ),
-    "delta_attnres": (
-        write_mode,
-        {r"model\.layers": "model.blocks", r"model\.norm": "model.ln_f"},
-        ("lacks model.layers.N.self_attn.q_proj.weight", "model.blocks.N.self_attn.q_proj.weight"),
-        ("model.blocks=model.layers", "model.ln_f=model.norm"),
-    ),
+    "delta_attnres": (write_mode, {r"model\.layers": "model.blocks", r"model\.norm": "model.ln_f"}),
     "baseline_attnres": (
         write_baseline,
         {"pseudo_query": "w", "attnres_mlp_aggregator": "mlp_depth"},
-        ("lacks model.layers.N.attnres_", "model.layers.N."),
-        ("model.layers.*.mlp_depth=model.layers.*.attnres_mlp_aggregator",),
     ),
     "alice_ai": (
         lambda f: write_alice_ai(f, layers=4, per_block=2),
         {"attn_res_norm_weight": "attn_depth_norm", "a_log_bias": "decay"},
-        ("lacks model.layers.N.linear_attn.a_log_bias", "model.layers.N.linear_attn.decay"),
-        ("model.layers.*.attn_depth_norm=model.layers.*.attn_res_norm_weight",),
     ),
     "four norms": (
         lambda f: write_house(f, "gemma3_text", layers=4, block_size=2),
@@ -254,8 +180,6 @@ CASES: dict[str, tuple[Callable[[Path], Any], Table, tuple[str, str], tuple[str,
             "pre_feedforward_layernorm": "pre_ffn_norm",
             "post_feedforward_layernorm": "post_ffn_norm",
         },
-        ("lacks model.layers.N.input_layernorm.weight", "model.layers.N.pre_attn_norm.weight"),
-        ("model.layers.*.pre_ffn_norm=model.layers.*.pre_feedforward_layernorm",),
     ),
     "w1, w2 and w3 of the format": (
         lambda f: write_house(f, "mixtral", layers=4, block_size=2),
@@ -265,32 +189,16 @@ CASES: dict[str, tuple[Callable[[Path], Any], Table, tuple[str, str], tuple[str,
             r"\bw2\b": "down_proj",
             r"\bw3\b": "up",
         },
-        ("lacks model.layers.N.block_sparse_moe.experts.", "model.layers.N.moe.experts.M."),
-        ("model.layers.*.moe.experts.*.up=model.layers.*.block_sparse_moe.experts.*.w3",),
     ),
     "layers of two kinds": (
         lambda f: write_house(f, "deepseek_v3", layers=4, block_size=2),
         {"self_attn": "attention", "layernorm": "norm", "mlp": "ffn", "lm_head": "head"},
-        ("lacks lm_head.weight", "head.weight"),
-        ("model.layers.*.ffn=model.layers.*.mlp", "head=lm_head"),
     ),
-    "one": (
-        lambda f: write_house(f, layers=3, block_size=2),
-        {"lm_head": "output"},
-        ("lacks lm_head.weight; ", "output.weight"),
-        ("output=lm_head",),
-    ),
-    "one layer": (
-        lambda f: write_house(f, layers=1, block_size=2),
-        META,
-        ("lacks model.layers.0.self_attn.q_proj.weight (and ", "layers.0.attention.wq.weight"),
-        ("layers.0.attention.wo=model.layers.0.self_attn.o_proj",),
-    ),
+    "one": (lambda f: write_house(f, layers=3, block_size=2), {"lm_head": "output"}),
+    "one layer": (lambda f: write_house(f, layers=1, block_size=2), META),
     "numbers in words": (
         lambda f: write_house(f, layers=3, block_size=2),
         {r"model\.layers\.": "block"},
-        ("lacks model.layers.N.self_attn.q_proj.weight", "blockN.self_attn.q_proj.weight"),
-        ("block*=model.layers.*",),
     ),
 }
 
@@ -298,18 +206,15 @@ CASES: dict[str, tuple[Callable[[Path], Any], Table, tuple[str, str], tuple[str,
 @pytest.mark.parametrize("case", CASES)
 def test_the_advised_renames(case: str, tmp_path: Path, refused: Callable[..., str]) -> None:
     """All at once, in the format's own names, and the advised command brings every bit back."""
-    write, table, (lack, spare), options = CASES[case]
+    write, table = CASES[case]
     folder, target = tmp_path / "own", tmp_path / "target"
     write(folder)
     expected = rename(folder, table)
     for command in ("check", "serve"):
         message = refused(command, folder)
-        assert lack in message and f"the file has {spare}" in message
-        assert "of the same shape, which no format knows: rename it?" in message
-        assert "do not belong together" not in message and "do not tell" not in message
     words = advised(message, target)
     assert words[:3] == ["convert", str(folder), str(target)]
-    assert words[3::2] == ["--rename"] * len(words[4::2]) and {*options} <= {*words[4::2]}
+    assert words[3::2] == ["--rename"] * len(words[4::2])
     assert cli.main(words) == 0
     assert (target / "config.json").read_bytes() == (folder / "config.json").read_bytes()
     actual = load_file(target / WEIGHTS)
@@ -364,32 +269,16 @@ BLIND: Table = {
     r"self_attn\.k_proj": "a.three",
     r"self_attn\.v_proj": "a.four",
 }
-AMBIGUOUS: dict[str, tuple[Table, tuple[str, ...], tuple[str, ...]]] = {
-    "queries and output": (
-        BLIND,
-        ("self_attn.q_proj.weight", "self_attn.o_proj.weight"),
-        ("a.one.weight", "a.two.weight"),
-    ),
-    "gate and up": (
-        {r"mlp\.gate_proj": "mlp.fc1", r"mlp\.up_proj": "mlp.fc2"},
-        ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-        ("mlp.fc1.weight", "mlp.fc2.weight"),
-    ),
-    "gate and up by w1 and w2": (
-        {r"mlp\.gate_proj": "ff.w2", r"mlp\.up_proj": "ff.w1", r"mlp\.down_proj": "ff.w3"},
-        ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-        ("ff.w1.weight", "ff.w2.weight"),
-    ),
-    "norms by number": (
-        {"input_layernorm": "norm1", "post_attention_layernorm": "norm2"},
-        ("input_layernorm.weight", "post_attention_layernorm.weight"),
-        ("norm1.weight", "norm2.weight"),
-    ),
-    "key norms by number": (
-        {"self_attention_res_norm": "kn.0", "mlp_res_norm": "kn.1"},
-        ("self_attention_res_norm.weight", "mlp_res_norm.weight"),
-        ("kn.0.weight", "kn.1.weight"),
-    ),
+AMBIGUOUS: dict[str, Table] = {
+    "queries and output": BLIND,
+    "gate and up": {r"mlp\.gate_proj": "mlp.fc1", r"mlp\.up_proj": "mlp.fc2"},
+    "gate and up by w1 and w2": {
+        r"mlp\.gate_proj": "ff.w2",
+        r"mlp\.up_proj": "ff.w1",
+        r"mlp\.down_proj": "ff.w3",
+    },
+    "norms by number": {"input_layernorm": "norm1", "post_attention_layernorm": "norm2"},
+    "key norms by number": {"self_attention_res_norm": "kn.0", "mlp_res_norm": "kn.1"},
 }
 
 
@@ -398,15 +287,9 @@ def test_several_of_one_shape_without_likeness(
     case: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     """They are named as ambiguous, and no rename of them is advised."""
-    table, lacks, spares = AMBIGUOUS[case]
     folder = write_house(tmp_path / "own", layers=3, block_size=2)
-    rename(folder, table)
-    message = refused("check", folder)
-    facts, advice = message.split("--rename for each")
-    assert "Shape and name do not tell which of " in facts
-    for name in (*lacks, *spares):
-        assert f"model.layers.*.{name}" in facts
-        assert name.removesuffix(".weight") not in advice
+    rename(folder, AMBIGUOUS[case])
+    refused("check", folder)
 
 
 def test_a_turned_guess_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
@@ -414,41 +297,34 @@ def test_a_turned_guess_is_refused(tmp_path: Path, refused: Callable[..., str]) 
     folder = write_house(tmp_path / "own", layers=2, block_size=2)
     rename(folder, {r"mlp\.down_proj": "mlp.out"})
     layers = "model.layers.*"
-    for new, reason in (
-        ("mlp.up_proj", "would both be model.layers.0.mlp.up_proj.weight"),
-        ("mlp.other", f"lacks {layers.replace('*', 'N')}.mlp.down_proj.weight"),
-    ):
+    for new in ("mlp.up_proj", "mlp.other"):
         option = f"{layers}.mlp.out={layers}.{new}"
-        assert reason in refused("convert", folder, tmp_path / "t", "--rename", option)
+        refused("convert", folder, tmp_path / "t", "--rename", option)
     edit(folder, lambda t: t.update({n: v.T for n, v in t.items() if ".mlp.out." in n}))
     option = f"{layers}.mlp.out={layers}.mlp.down_proj"
-    message = refused("convert", folder, tmp_path / "t", "--rename", option)
-    assert "model.layers.0.mlp.down_proj.weight has the shape" in message
+    refused("convert", folder, tmp_path / "t", "--rename", option)
     assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.parametrize(
-    ("option", "reason"),
+    "option",
     [
-        ("output", "expected OLD=NEW"),
-        ("=lm_head", "expected OLD=NEW"),
-        ("output=", "expected OLD=NEW"),
-        ("layers.*=model.layers", "as many * in both"),
-        ("head=lm_head", "'head=lm_head' is about no tensor"),
-        ("outp=lm_head", "begins up to a dot with, outp; it has output."),
-        ("utput.weight=lm_head.weight", "is about no tensor"),
-        ("model.norm=output", "model.norm.weight and output.weight would both be output.weight"),
-        ("model.layers.*=model.layer", "as many * in both"),
-        ("model.*.mlp=model.*.mlp", "is about no tensor"),
+        "output",
+        "=lm_head",
+        "output=",
+        "layers.*=model.layers",
+        "head=lm_head",
+        "outp=lm_head",
+        "utput.weight=lm_head.weight",
+        "model.norm=output",
+        "model.layers.*=model.layer",
+        "model.*.mlp=model.*.mlp",
     ],
 )
-def test_renames_that_are_refused(
-    option: str, reason: str, tmp_path: Path, refused: Callable[..., str]
-) -> None:
+def test_renames_that_are_refused(option: str, tmp_path: Path, refused: Callable[..., str]) -> None:
     folder = write_house(tmp_path / "own", layers=2, block_size=2)
     rename(folder, {"lm_head": "output"})
-    message = refused("convert", folder, tmp_path / "t", "--rename", option)
-    assert reason in message
+    refused("convert", folder, tmp_path / "t", "--rename", option)
 
 
 # --- what is another configuration, or another function, all the same
@@ -458,39 +334,33 @@ def test_nothing_of_a_shape_that_is_missing(tmp_path: Path, refused: Callable[..
     folder = write_house(tmp_path / "own", layers=2, block_size=2)
     rename(folder, {r"mlp\.(\w+)_proj": r"ff.\1"})
     edit(folder, intermediate_size=40)
-    message = refused("check", folder)
-    assert "lacks model.layers.N.mlp.gate_proj.weight (N from 0 to 1) (and 4 more)" in message
-    assert "model.layers.N.ff." in message and "do not belong together" in message
+    refused("check", folder)
 
 
 def test_a_tensor_that_fits_nothing(tmp_path: Path, refused: Callable[..., str]) -> None:
     folder = write_house(tmp_path / "own", layers=2, block_size=2)
     rename(folder, {"lm_head": "output"})
     edit(folder, lambda tensors: tensors.update({"value_head.weight": torch.zeros(1, 7)}))
-    assert "value_head.weight fits nothing that is missing" in refused("check", folder)
+    refused("check", folder)
 
 
-def test_a_tensor_of_another_layer_is_no_guess(tmp_path: Path) -> None:
+def test_a_tensor_of_another_layer_is_no_guess(tmp_path: Path, sentence: Sentence) -> None:
     folder = write_house(tmp_path / "own", layers=2, block_size=2)
     rename(folder, {r"model\.layers\.1\.mlp\.down_proj": "model.layers.0.mlp.extra_down"})
-    with pytest.raises(CheckpointError, match=r"lacks model\.layers\.1\.mlp\.down_proj") as result:
-        check_folder(folder)
-    assert "rename" not in str(result.value)
+    sentence.raises(CheckpointError, check_folder, folder)
 
 
-def test_another_function_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_another_function_is_refused_by_its_name(tmp_path: Path, sentence: Sentence) -> None:
     """A gate has the shape of a key norm."""
     folder = write_house(tmp_path / "own", layers=2, block_size=2)
     rename(folder, {"mlp_res_norm": "mlp_attn_res_gate"})
-    with pytest.raises(CheckpointError, match="a gate beside the mix"):
-        check_folder(folder)
+    sentence.raises(CheckpointError, check_folder, folder)
 
 
-def test_many_missing_tensors_are_counted(tmp_path: Path) -> None:
+def test_many_missing_tensors_are_counted(tmp_path: Path, sentence: Sentence) -> None:
     folder = write_house(tmp_path / "own", layers=3, block_size=2)
     edit(folder, lambda t: [t.pop(n) for n in [*t] if ".mlp.up_proj" in n])
-    with pytest.raises(CheckpointError, match=r"mlp.up_proj.weight \(in house names\) and 2 more"):
-        check_folder(folder)
+    sentence.raises(CheckpointError, check_folder, folder)
 
 
 def test_json_has_the_whole_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

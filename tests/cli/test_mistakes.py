@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Annotated, Any, Literal
 
 import pytest
+from on_file import Sentence
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -38,32 +39,31 @@ class Whole(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    "value",
     [
-        ({"stop": [*"abc"]}, "stop: found 3 entries; expected at most 2."),
-        ({"stop": 5}, "stop: found 5; expected text or a list."),
-        ({"stop": ["a", None]}, "stop[1]: found null; expected text."),
-        (
-            {"one": {"kind": "first", "numbers": [1, -1]}},
-            "one.numbers[1]: found -1; expected at least",
-        ),
-        ({"one": {"kind": "first", "more": 1}}, "one.more is no field that is read; leave it out."),
-        ({"one": {"kind": "second"}}, "one.text is missing; give it."),
-        ({"one": {"kind": "x"}}, "one.kind: found \"x\"; expected 'first' or 'second' or 'third'."),
-        ({"flag": {}, "stop": 5}, "stop: found 5"),
-        ({"flag": "x" * 99}, f'flag: found "{"x" * 39} and more; expected true or false'),
-        (5, "Found 5; expected an object."),
+        {"stop": [*"abc"]},
+        {"stop": 5},
+        {"stop": ["a", None]},
+        {"one": {"kind": "first", "numbers": [1, -1]}},
+        {"one": {"kind": "first", "more": 1}},
+        {"one": {"kind": "second"}},
+        {"one": {"kind": "x"}},
+        {"flag": {}, "stop": 5},
+        {"flag": "x" * 99},
+        5,
     ],
+    ids=str,
 )
-def test_the_first_mistake_is_one_sentence(value: Any, says: str) -> None:
+def test_the_first_mistake_is_one_sentence(value: Any, sentence: Sentence) -> None:
     with pytest.raises(ValidationError) as caught:
         Whole.model_validate(value)
     errors = caught.value.errors()
-    assert mistakes.first(errors, value).sentence.startswith(says)
+    first = mistakes.first(errors, value).sentence
+    sentence.check(first)
     placed = [{**error, "loc": ("body", *error["loc"])} for error in errors]
     assert mistakes.first(placed, value, below=1) == mistakes.first(errors, value)
     # The value is not at hand where it is read entry by entry.
-    assert mistakes.first(errors).sentence.startswith(says)
+    assert mistakes.first(errors).sentence == first
 
 
 class Colour(Enum):

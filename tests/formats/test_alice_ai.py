@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from checkpoints import write_alice_ai
 from facts import TINY
+from on_file import Sentence
 from safetensors.torch import load_file, save_file
 
 from attnres_serve.checkpoints.check import describe
@@ -39,30 +40,28 @@ def test_null_is_for_standard_residuals() -> None:
 
 
 @pytest.mark.parametrize("odd", [0, -1, 2.0, True, "2", [2]])
-def test_odd_block_sizes(odd: Any) -> None:
-    with pytest.raises(CheckpointError, match=rf"{BLOCK} is .* number of layers"):
-        resolve(CONFIG | {BLOCK: odd})
+def test_odd_block_sizes(odd: Any, sentence: Sentence) -> None:
+    sentence.raises(CheckpointError, resolve, CONFIG | {BLOCK: odd})
 
 
-def test_a_missing_block_size() -> None:
-    with pytest.raises(CheckpointError, match=f"{BLOCK} is 'missing'"):
-        resolve(TINY["alice_ai"])
+def test_a_missing_block_size(sentence: Sentence) -> None:
+    sentence.raises(CheckpointError, resolve, TINY["alice_ai"])
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"architectures": ["AnotherForCausalLM"]}, "looks like a checkpoint of the AliceAI"),
-        ({"model_type": "another"}, "looks like a checkpoint of the AliceAI"),
-        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor: 2.5"),
+        {"architectures": ["AnotherForCausalLM"]},
+        {"model_type": "another"},
+        {"routed_scaling_factor": 2.5},
     ],
+    ids=str,
 )
-def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        resolve(CONFIG | changes)
+def test_what_is_refused(changes: dict[str, Any], sentence: Sentence) -> None:
+    sentence.raises(CheckpointError, resolve, CONFIG | changes)
 
 
-def test_the_first_site_alone_has_no_tensors(tmp_path: Path) -> None:
+def test_the_first_site_alone_has_no_tensors(tmp_path: Path, sentence: Sentence) -> None:
     """A draft head may be there; it is counted, and changes nothing."""
     folder = write_alice_ai(tmp_path / "own", 4, 2)
     file = folder / "model.safetensors"
@@ -76,13 +75,11 @@ def test_the_first_site_alone_has_no_tensors(tmp_path: Path) -> None:
         assert name in whole, role
         rest = {key: tensor for key, tensor in whole.items() if key != name}
         save_file(rest, file, metadata={"format": "pt"})
-        with pytest.raises(CheckpointError, match="the checkpoint lacks the"):
-            check_folder(folder)
+        sentence.raises(CheckpointError, check_folder, folder)
     query = alice_ai.DEPTH_NAMES["attention_query"].format(0)
     extra = {query: whole["model.norm.weight"][None].clone()}
     save_file(whole | extra, file, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="for which its configuration has no site"):
-        check_folder(folder)
+    sentence.raises(CheckpointError, check_folder, folder)
 
 
 def test_the_house_format_has_them_all(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import fla_models
 import pytest
+from on_file import Sentence
 from safetensors import safe_open
 
 from attnres_serve.checkpoints.check import describe
@@ -94,53 +95,53 @@ def test_what_a_key_means(
     assert actual.config.items() >= (SHARED | WANTED[model_type] | expected).items()
 
 
-REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+REFUSED: dict[str, list[dict[str, Any]]] = {
     "both": [
-        ({"use_short_conv": False}, "use_short_conv is False: projections without short"),
-        ({"allow_neg_eigval": True}, "allow_neg_eigval is True: .* supported is false"),
-        ({"allow_neg_eigval": 0}, "allow_neg_eigval is 0: .* supported is false"),
-        ({"attn": {"layers": [1], "num_heads": 2}}, "attn is .*: layers of attention .* is null"),
-        ({"attn_mode": "naive"}, "attn_mode is 'naive'; expected 'chunk' or 'fused_recurrent'"),
-        ({"hidden_act": "powlu"}, "hidden_act is 'powlu'; only FLA's 'swish'"),
-        ({"expand_v": 0.7}, "expand_v is 0.7 with head_dim 32"),
-        ({"expand_v": "2"}, "expand_v is '2' with head_dim 32"),
-        ({"expand_v": 1e308}, "expand_v is 1e.308 with head_dim 32"),
-        ({"num_v_heads": 3}, "num_v_heads"),
-        ({"num_v_heads": 0}, "num_v_heads is 0; expected null or a whole number"),
-        ({"head_dim": 0}, "head_dim is 0; expected a whole number"),
-        ({"conv_size": 1}, "linear_conv_kernel_dim is 1; .* at least 2"),
-        ({"conv_bias": True}, f"conv_bias: True, which FLA's {'.*'} does not have"),
-        ({"attnres_block_size": 3}, "attnres_block_size is 3; FLA counts sublayers"),
-        ({"norm_eps": 0}, "norm_eps is 0; expected a positive number"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "served without quantization"),
+        {"use_short_conv": False},
+        {"allow_neg_eigval": True},
+        {"allow_neg_eigval": 0},
+        {"attn": {"layers": [1], "num_heads": 2}},
+        {"attn_mode": "naive"},
+        {"hidden_act": "powlu"},
+        {"expand_v": 0.7},
+        {"expand_v": "2"},
+        {"expand_v": 1e308},
+        {"num_v_heads": 3},
+        {"num_v_heads": 0},
+        {"head_dim": 0},
+        {"conv_size": 1},
+        {"conv_bias": True},
+        {"attnres_block_size": 3},
+        {"norm_eps": 0},
+        {"quantization_config": {"quant_method": "fp8"}},
     ],
     "gated_deltanet": [
-        ({"use_gate": False}, "use_gate is False: outputs without a gate"),
-        ({"output_gate_activation": "tanh"}, "output_gate_activation is 'tanh'; expected 'swish'"),
-        ({"output_gate_activation": ["silu"]}, "output_gate_activation is"),
+        {"use_gate": False},
+        {"output_gate_activation": "tanh"},
+        {"output_gate_activation": ["silu"]},
     ],
     "kda": [
-        ({"expand_v": 2}, "expand_v is 2, and vLLM's layer of Kimi .*; supported is 1"),
-        ({"num_v_heads": 4}, "num_v_heads is 4 with num_heads 2, .*; supported is null"),
-        ({"safe_gate": 1}, "safe_gate is 1; expected true or false"),
-        ({"safe_gate": True}, "safe_gate is True and lower_bound is missing"),
-        ({"lower_bound": 0}, "lower_bound is 0; expected null or a number from -5 on and below 0"),
-        ({"lower_bound": -5.5}, "lower_bound is -5.5; expected null"),
-        ({"lower_bound": "-5"}, "lower_bound is '-5'; expected null"),
-        ({"use_gate": True}, "use_gate: True, which FLA's kda does not have"),
-        ({"output_gate_activation": "swish"}, "output_gate_activation: 'swish', which FLA's kda"),
+        {"expand_v": 2},
+        {"num_v_heads": 4},
+        {"safe_gate": 1},
+        {"safe_gate": True},
+        {"lower_bound": 0},
+        {"lower_bound": -5.5},
+        {"lower_bound": "-5"},
+        {"use_gate": True},
+        {"output_gate_activation": "swish"},
     ],
 }
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "message"),
-    [(name, *one) for name in fla_models.DELTA for one in (*REFUSED["both"], *REFUSED[name])],
+    ("model_type", "changes"),
+    [(name, one) for name in fla_models.DELTA for one in (*REFUSED["both"], *REFUSED[name])],
+    ids=str,
 )
-def test_what_is_refused(model_type: str, changes: dict[str, Any], message: str) -> None:
+def test_what_is_refused(model_type: str, changes: dict[str, Any], sentence: Sentence) -> None:
     assert resolve(stated(model_type)) is not None
-    with pytest.raises(CheckpointError, match=message):
-        resolve(stated(model_type) | changes)
+    sentence.raises(CheckpointError, resolve, stated(model_type) | changes)
 
 
 @pytest.mark.parametrize("model_type", fla_models.DELTA)

@@ -13,6 +13,7 @@ from checkpoints.tensors import write
 from facts import TINY
 from facts.kimi_linear import KIMI_LAYERS
 from goldens import expected
+from on_file import Sentence
 from safetensors.torch import load_file
 from serving import FAMILY_GOLDENS
 from torch import Tensor
@@ -118,18 +119,16 @@ def test_others_are_left_to_vllm(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("odd", [0, -1, 2.0, True, "2", [2]])
-def test_odd_block_sizes(odd: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"attn_res_block_size is .* number of layers"):
-        resolve(CONFIG | {"attn_res_block_size": odd})
+def test_odd_block_sizes(odd: Any, sentence: Sentence) -> None:
+    sentence.raises(CheckpointError, resolve, CONFIG | {"attn_res_block_size": odd})
 
 
-def test_two_names_of_one_value() -> None:
+def test_two_names_of_one_value(sentence: Sentence) -> None:
     """Those of Hugging Face's class are read where they say the same."""
     same = {"model_max_length": 2048, "n_group": 1, "num_experts_per_tok": 2}
     result = resolve(CONFIG | same)
     assert result is not None and not {*same} & {*result.config}
-    with pytest.raises(CheckpointError, match="two names of one value"):
-        resolve(CONFIG | {"num_experts_per_tok": 3})
+    sentence.raises(CheckpointError, resolve, CONFIG | {"num_experts_per_tok": 3})
 
 
 @pytest.mark.parametrize(
@@ -144,21 +143,21 @@ def test_heads_of_an_odd_size_are_not_rotated(sizes: tuple[int, int, int | None]
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"hidden_act": "situ"}, "activation_situ_beta is None"),
-        ({"linear_attn_config": LINEAR | {"gate_lower_bound": -6.0}}, "gate_lower_bound is -6.0"),
-        ({"linear_attn_config": LINEAR | {"gated": True}}, "gated: True, which vLLM's kimi_linear"),
-        ({"mla_use_nope": None}, "mla_use_nope is None"),
-        ({"kda_decay_groups": 4}, "config.json has kda_decay_groups: 4, which a kimi_linear"),
-        ({"mixer": "mamba2"}, "config.json has mixer: 'mamba2', which a kimi_linear"),
-        ({"pre_norm_only": True}, "config.json has pre_norm_only: True, which a kimi_linear"),
+        {"hidden_act": "situ"},
+        {"linear_attn_config": LINEAR | {"gate_lower_bound": -6.0}},
+        {"linear_attn_config": LINEAR | {"gated": True}},
+        {"mla_use_nope": None},
+        {"kda_decay_groups": 4},
+        {"mixer": "mamba2"},
+        {"pre_norm_only": True},
     ],
+    ids=str,
 )
 @pytest.mark.parametrize("wrap", [lambda text: text, in_a_whole_model], ids=["flat", "whole"])
-def test_what_is_not_served(changes: dict[str, Any], message: str, wrap: Wrap) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        resolve(wrap(CONFIG | changes))
+def test_what_is_not_served(changes: dict[str, Any], wrap: Wrap, sentence: Sentence) -> None:
+    sentence.raises(CheckpointError, resolve, wrap(CONFIG | changes))
 
 
 def test_a_whole_model_is_its_text() -> None:
@@ -171,16 +170,16 @@ def test_a_whole_model_is_its_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"depth_gate": 2}, "config.json has depth_gate: 2, which Kimi K3 beside its text_config"),
-        ({"text_config": CONFIG | {"model_type": "llama"}}, "model_type in text_config is 'llama'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
+        {"depth_gate": 2},
+        pytest.param({"text_config": CONFIG | {"model_type": "llama"}}, id="another text"),
+        {"quantization_config": {"quant_method": "fp8"}},
     ],
+    ids=str,
 )
-def test_what_a_whole_model_cannot_say(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        resolve(in_a_whole_model(CONFIG) | changes)
+def test_what_a_whole_model_cannot_say(changes: dict[str, Any], sentence: Sentence) -> None:
+    sentence.raises(CheckpointError, resolve, in_a_whole_model(CONFIG) | changes)
 
 
 def test_a_whole_model_with_standard_residuals_is_left_to_vllm() -> None:
@@ -203,27 +202,22 @@ def test_names_and_what_is_left_aside(wrap: Wrap, prefix: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("part", "change", "message"),
+    ("part", "change"),
     [
-        (
-            "A_log",
-            lambda tensor: torch.cat([tensor, tensor.new_zeros(6)]),
-            r"\[8\].* makes it \[2\]",
-        ),
-        ("A_log", lambda tensor: tensor.view(1, 1, -1, 1), r"\[1, 1, 2, 1\].* makes it \[2\]"),
-        ("k_conv1d.weight", lambda tensor: tensor.flatten(1), r"\[64, 4\].* makes it \[64, 1, 4\]"),
+        ("A_log", lambda tensor: torch.cat([tensor, tensor.new_zeros(6)])),
+        ("A_log", lambda tensor: tensor.view(1, 1, -1, 1)),
+        ("k_conv1d.weight", lambda tensor: tensor.flatten(1)),
     ],
     ids=["padded", "old", "flat"],
 )
 def test_other_forms_of_a_tensor_are_refused_by_its_name(
-    part: str, change: Callable[[Tensor], Tensor], message: str, tmp_path: Path
+    part: str, change: Callable[[Tensor], Tensor], tmp_path: Path, sentence: Sentence
 ) -> None:
     config = json.loads((GOLDEN / "config.json").read_text())
     tensors = load_file(GOLDEN / "model.safetensors")
     name = f"model.layers.1.self_attn.{part}"
     write(tmp_path / "other", config, tensors | {name: change(tensors[name])}, "float32")
-    with pytest.raises(CheckpointError, match=rf"the tensor {name} has the shape {message}"):
-        check_folder(tmp_path / "other")
+    sentence.raises(CheckpointError, check_folder, tmp_path / "other")
 
 
 @pytest.mark.parametrize("case", expected(GOLDEN), ids=lambda case: f"{len(case['prompt'])} tokens")
