@@ -7,6 +7,7 @@ not check values.  With these checks every tensor of the file is used, or refuse
 
 import json
 import math
+import pickle
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -193,6 +194,11 @@ def _read_tensors(folder: Path) -> dict[str, "Tensor"]:
             import torch
 
             tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # whose text advises to run the code
+        raise _NotWholeError(
+            f"has an {path.name} that is damaged or holds more than tensors, so nothing in it was "
+            "run; save the adapter as safetensors."
+        ) from None
     except Exception as error:  # the readers raise various errors
         reason = str(error).partition("\n")[0]
         raise _NotWholeError(
