@@ -9,6 +9,12 @@ from fastapi import FastAPI
 from attnres_serve.start.engine_log import EngineLog
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """The loop of tests that are coroutines."""
+    return "asyncio"
+
+
 @pytest.fixture(autouse=True)
 def no_key_around(monkeypatch):
     monkeypatch.delenv("VLLM_API_KEY", raising=False)

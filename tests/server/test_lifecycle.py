@@ -26,6 +26,8 @@ from attnres_serve.compat.workarounds import dead_engine, orphans
 from attnres_serve.server import lifecycle, metrics
 from attnres_serve.server.request_ids import RequestIds
 
+pytestmark = pytest.mark.anyio
+
 
 class Client:
     """An engine's client."""
@@ -75,6 +77,10 @@ class Started:
 
     async def begin(self) -> None:
         await self.lifecycle.begin(self.client, self.state)
+
+    def stop(self, seconds: float = 20) -> asyncio.Future[None]:
+        """Shut the client down as vLLM does, in a thread."""
+        return asyncio.get_running_loop().run_in_executor(None, self.client.shutdown, seconds)
 
 
 def raising(error: Exception) -> Callable:
@@ -142,23 +148,19 @@ def test_the_metric_of_weights_has_one_version():
         assert told() == {version: changed or 0}
 
 
-def test_a_long_warm_up_is_waited_for(monkeypatch):
+async def test_a_long_warm_up_is_waited_for(monkeypatch):
     """The port is opened meanwhile, and /ready says what it waits for."""
     monkeypatch.setattr(lifecycle, "WARM_UP", 0.05)
     started = Started()
-
-    async def main() -> None:
-        ends = asyncio.Event()
-        started.client.answer = ends.wait
-        await started.begin()
-        answer = started.http.get("/ready")
-        assert answer.status_code == 503
-        assert answer.json() == {"ready": False, "reason": "The server is warming up."}
-        assert started.http.get("/work").status_code == 200
-        ends.set()
-        await within(5, lambda: started.http.get("/ready").status_code == 200)
-
-    asyncio.run(main())
+    ends = asyncio.Event()
+    started.client.answer = ends.wait
+    await started.begin()
+    answer = started.http.get("/ready")
+    assert answer.status_code == 503
+    assert answer.json() == {"ready": False, "reason": "The server is warming up."}
+    assert started.http.get("/work").status_code == 200
+    ends.set()
+    await within(5, lambda: started.http.get("/ready").status_code == 200)
 
 
 def test_a_request_was_served_before_the_port_is_open():
@@ -179,29 +181,25 @@ def test_nobody_waits_for_those_who_need_no_key():
     assert started.http.get("/work").status_code == 503
 
 
-def test_stopping_refuses_new_requests_and_waits_for_those_that_run():
+async def test_stopping_refuses_new_requests_and_waits_for_those_that_run():
     started = Started()
-
-    async def main() -> None:
-        await started.begin()
-        started.lifecycle.running = 1
-        stop = asyncio.get_running_loop().run_in_executor(None, started.client.shutdown, 20)
-        await within(5, lambda: started.lifecycle.refusing)
-        refused = started.http.get("/work")
-        assert refused.status_code == 503
-        assert refused.json()["error"]["code"] == 503
-        assert int(refused.headers["retry-after"]) > 0
-        answer = started.http.get("/ready")
-        assert answer.status_code == 503
-        assert answer.json() == {"ready": False, "reason": "The server is stopping."}
-        await asyncio.sleep(0.2)
-        assert not stop.done() and started.stopped == []
-        started.lifecycle.running = 0
-        await stop
-        assert started.stopped == [lifecycle.GRACE]
-        assert started.http.get("/ready").status_code == 503
-
-    asyncio.run(main())
+    await started.begin()
+    started.lifecycle.running = 1
+    stop = started.stop()
+    await within(5, lambda: started.lifecycle.refusing)
+    refused = started.http.get("/work")
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == 503
+    assert int(refused.headers["retry-after"]) > 0
+    answer = started.http.get("/ready")
+    assert answer.status_code == 503
+    assert answer.json() == {"ready": False, "reason": "The server is stopping."}
+    await asyncio.sleep(0.2)
+    assert not stop.done() and started.stopped == []
+    started.lifecycle.running = 0
+    await stop
+    assert started.stopped == [lifecycle.GRACE]
+    assert started.http.get("/ready").status_code == 503
 
 
 class Clock:
@@ -220,15 +218,14 @@ class Clock:
 
 
 @pytest.mark.parametrize("delay", [1, 15, 3600])
-def test_new_requests_are_taken_during_the_delay_and_refused_after_it(monkeypatch, delay):
+async def test_new_requests_are_taken_during_the_delay_and_refused_after_it(monkeypatch, delay):
     """/ready says from the signal on that they should go elsewhere."""
     started = Started(delay)
-
-    async def ask(clock: Clock) -> None:
+    with Clock(monkeypatch) as clock:
         await started.begin()
         assert "connection" not in started.http.get("/work").headers
         started.lifecycle.running = 1
-        stop = asyncio.get_running_loop().run_in_executor(None, started.client.shutdown, 20)
+        stop = started.stop()
         await within(5, lambda: started.lifecycle.stopping)
         clock.now = delay - 0.5
         assert started.http.get("/ready").json()["reason"] == "The server is stopping."
@@ -243,107 +240,78 @@ def test_new_requests_are_taken_during_the_delay_and_refused_after_it(monkeypatc
         await stop
         assert started.stopped == [lifecycle.GRACE]
 
-    async def main() -> None:
-        with Clock(monkeypatch) as clock:
-            await ask(clock)
 
-    asyncio.run(main())
-
-
-def test_an_engine_that_dies_ends_the_delay():
+async def test_an_engine_that_dies_ends_the_delay():
     started = Started(3600)
-
-    async def main() -> None:
-        await started.begin()
-        stop = asyncio.get_running_loop().run_in_executor(None, started.client.shutdown, 20)
-        await within(5, lambda: started.lifecycle.stopping)
-        started.client.errored = True
-        with pytest.raises(SystemExit):
-            await stop
-        assert started.stopped
-
-    asyncio.run(main())
+    await started.begin()
+    stop = started.stop()
+    await within(5, lambda: started.lifecycle.stopping)
+    started.client.errored = True
+    with pytest.raises(SystemExit):
+        await stop
+    assert started.stopped
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_aborts(monkeypatch, number):
+async def test_a_second_signal_aborts(monkeypatch, number):
     """In the delay too, in which new requests are taken."""
     ended: list[int] = []
     monkeypatch.setattr(lifecycle, "AGAIN", 0.01)
     monkeypatch.setattr(os, "_exit", ended.append)
     started = Started(3600)
-
-    async def main() -> None:
-        await started.begin()
-        loop = asyncio.get_running_loop()
-        stop = loop.run_in_executor(None, started.client.shutdown, 20)
-        await within(5, lambda: number in loop._signal_handlers)
-        assert started.http.get("/work").status_code == 200 and not ended
-        os.kill(os.getpid(), number)
-        await within(5, lambda: ended == [128 + number])
-        started.client.errored = True
-        with pytest.raises(SystemExit):
-            await stop
-
-    asyncio.run(main())
+    await started.begin()
+    loop, stop = asyncio.get_running_loop(), started.stop()
+    await within(5, lambda: number in loop._signal_handlers)
+    assert started.http.get("/work").status_code == 200 and not ended
+    os.kill(os.getpid(), number)
+    await within(5, lambda: ended == [128 + number])
+    started.client.errored = True
+    with pytest.raises(SystemExit):
+        await stop
 
 
-def test_it_waits_no_longer_than_it_may():
+async def test_it_waits_no_longer_than_it_may():
     started = Started()
-
-    async def main() -> None:
-        await started.begin()
-        started.lifecycle.running = 1
-        begin = time.monotonic()
-        await asyncio.get_running_loop().run_in_executor(None, started.client.shutdown, 0.3)
-        # Not for ever, which is how long a request runs here.
-        assert 0.3 <= time.monotonic() - begin < lifecycle.GRACE
-        started.client.shutdown(20)  # as vLLM does again when the server has ended
-
-    asyncio.run(main())
+    await started.begin()
+    started.lifecycle.running = 1
+    begin = time.monotonic()
+    await started.stop(0.3)
+    # Not for ever, which is how long a request runs here.
+    assert 0.3 <= time.monotonic() - begin < lifecycle.GRACE
+    started.client.shutdown(20)  # as vLLM does again when the server has ended
     assert started.stopped == [0, 20]
 
 
-def test_a_dead_engine_ends_the_server_with_a_status(monkeypatch):
+async def test_a_dead_engine_ends_the_server_with_a_status(monkeypatch):
     monkeypatch.setattr(lifecycle, "FAREWELL", 0.05)
     started = Started()
-
-    async def main() -> None:
-        await started.begin()
-        server = started.state.server
-        await within(5, lambda: server.config.timeout_graceful_shutdown == lifecycle.GRACE)
-        assert not server.should_exit
-        started.client.errored = True
-        assert started.http.get("/ready").json() == {
-            "ready": False,
-            "reason": "The engine crashed.",
-        }
-        await within(5, lambda: server.should_exit)
-        with pytest.raises(SystemExit) as ended:
-            started.client.shutdown(20)
-        assert ended.value.code == 1 and started.stopped
-
-    asyncio.run(main())
+    await started.begin()
+    server = started.state.server
+    await within(5, lambda: server.config.timeout_graceful_shutdown == lifecycle.GRACE)
+    assert not server.should_exit
+    started.client.errored = True
+    answer = started.http.get("/ready").json()
+    assert answer == {"ready": False, "reason": "The engine crashed."}
+    await within(5, lambda: server.should_exit)
+    with pytest.raises(SystemExit) as ended:
+        started.client.shutdown(20)
+    assert ended.value.code == 1 and started.stopped
 
 
-def test_a_dead_engine_ends_calls_of_its_methods(monkeypatch):
+async def test_a_dead_engine_ends_calls_of_its_methods(monkeypatch):
     """vLLM fails its requests alone, and lets a trace, say, wait for ever."""
     monkeypatch.setattr(lifecycle, "LOOK", 0.01)
     started = Started()
-
-    async def main() -> None:
-        calls = {number: asyncio.get_running_loop().create_future() for number in range(3)}
-        calls[0].set_result("answered")
-        started.client.engine_core = SimpleNamespace(utility_results=calls)
-        await started.begin()
-        await asyncio.sleep(0.1)
-        assert not calls[1].done()
-        started.client.errored = True
-        await within(5, lambda: all(call.done() for call in calls.values()))
-        assert calls[0].result() == "answered"
-        assert all(isinstance(calls[n].exception(), EngineDeadError) for n in (1, 2))
-
-    asyncio.run(main())
+    calls = {number: asyncio.get_running_loop().create_future() for number in range(3)}
+    calls[0].set_result("answered")
+    started.client.engine_core = SimpleNamespace(utility_results=calls)
+    await started.begin()
+    await asyncio.sleep(0.1)
+    assert not calls[1].done()
+    started.client.errored = True
+    await within(5, lambda: all(call.done() for call in calls.values()))
+    assert calls[0].result() == "answered"
+    assert all(isinstance(calls[n].exception(), EngineDeadError) for n in (1, 2))
 
 
 def test_a_request_of_a_dead_engine_may_be_repeated_elsewhere():
@@ -409,19 +377,15 @@ def test_a_server_sees_the_end_of_an_engine_that_runs_beside_it(end, monkeypatch
         asyncio.run(main(engine))
 
 
-def test_the_server_outlives_its_engine_where_vllm_is_told_so(monkeypatch):
+async def test_the_server_outlives_its_engine_where_vllm_is_told_so(monkeypatch):
     monkeypatch.setenv("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
     monkeypatch.setattr(lifecycle, "FAREWELL", 0.0)
     monkeypatch.setattr(lifecycle, "LOOK", 0.01)
     started = Started()
-
-    async def main() -> None:
-        await started.begin()
-        started.client.errored = True
-        await asyncio.sleep(0.2)
-        assert not started.state.server.should_exit
-
-    asyncio.run(main())
+    await started.begin()
+    started.client.errored = True
+    await asyncio.sleep(0.2)
+    assert not started.state.server.should_exit
 
 
 # --- a process ends with its parent
