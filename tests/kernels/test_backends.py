@@ -605,29 +605,17 @@ def test_operators_keep_the_rules_of_torch() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, bank, site, slot: (x[:, :-1], bank, site, slot), "must be"),
-        (lambda x, bank, site, slot: (x[:-1], bank, site, slot), "must be"),
-        (lambda x, bank, site, slot: (x.float(), bank, site, slot), "one dtype"),
-        (lambda x, bank, site, slot: (x.t().contiguous().t(), bank, site, slot), "contiguous"),
-        (lambda x, bank, site, slot: (x, bank, site, slot_of(-1, True)), "outside of the bank"),
-        (lambda x, bank, site, slot: (x, bank, site, slot_of(6, True)), "outside of the bank"),
-        (
-            lambda x, bank, site, slot: (x[:1].expand(65, 64), bank, site, slot),
-            "rows of x must not",
-        ),
-        (lambda x, bank, site, slot: (bank[:, 4], bank, site, slot), "must not share memory"),
-        (
-            lambda x, bank, site, slot: (x, bank, site._replace(query=site.query[:16]), slot),
-            "must be",
-        ),
-        (
-            lambda x, bank, site, slot: (x, bank, site._replace(bias=torch.ones(2)), slot),
-            "must be",
-        ),
-        (
-            lambda x, bank, site, slot: (x, bank, site._replace(norm_weight=x[0, :3]), slot),
-            "must be",
-        ),
+        (lambda x, bank, site: {"x": x[:, :-1]}, "must be"),
+        (lambda x, bank, site: {"x": x[:-1]}, "must be"),
+        (lambda x, bank, site: {"x": x.float()}, "one dtype"),
+        (lambda x, bank, site: {"x": x.t().contiguous().t()}, "contiguous"),
+        (lambda x, bank, site: {"slot": slot_of(-1, True)}, "outside of the bank"),
+        (lambda x, bank, site: {"slot": slot_of(6, True)}, "outside of the bank"),
+        (lambda x, bank, site: {"x": x[:1].expand(65, 64)}, "rows of x must not"),
+        (lambda x, bank, site: {"x": bank[:, 4]}, "must not share memory"),
+        (lambda x, bank, site: {"site": site._replace(query=site.query[:16])}, "must be"),
+        (lambda x, bank, site: {"site": site._replace(bias=torch.ones(2))}, "must be"),
+        (lambda x, bank, site: {"site": site._replace(norm_weight=x[0, :3])}, "must be"),
     ],
 )
 def test_operators_refuse_what_they_would_misread(change, message: str) -> None:
@@ -636,9 +624,11 @@ def test_operators_refuse_what_they_would_misread(change, message: str) -> None:
     case = Case(count=3, tokens=65, hidden=64)
     *blocks, last = case.sources(torch.bfloat16)
     bank, slot = make_bank(blocks, None, last)
-    x, bank, weights, slot = change(last, bank, site(case, torch.bfloat16), slot)
+    given = {"x": last, "site": site(case, torch.bfloat16), "slot": slot}
+    given |= change(last, bank, given["site"])
+    weights = given["site"]
     with pytest.raises(RuntimeError, match=message):
-        backend.single_pass(x, bank, [weights], weights, slot)
+        backend.single_pass(given["x"], bank, [weights], weights, given["slot"])
 
 
 @pytest.mark.parametrize(
