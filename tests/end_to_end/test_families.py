@@ -15,10 +15,11 @@ import tiny_sites
 import torch
 from checkpoints import write_house
 from facts import FACTS
-from goldens import EVERYWHERE, check_all_against, check_executed, rounded
-from jobs import engine_job, fresh_prompts, run_named
+from goldens import EVERYWHERE, check_alike, check_all_against, check_executed, rounded
+from jobs import engine_job, fresh_prompts, run_engine, run_named
 from kinds import KINDS
 
+from attnres_serve.checkpoints.convert.command import convert
 from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.verify import oracle
@@ -96,10 +97,27 @@ def others_with_mixes(request, tmp_path_factory):
 
 def check_mixes(root: Path, run: Run, case: str) -> None:
     job, result = run[case]
-    model = tiny_sites.load(root / case)
-    check_all_against(model, job, result, FACTS[CASES[case][0]].caches_prefixes)
-    check_executed(result, CHOSEN[case], compiled=False)
+    assert job["algorithm"] == CHOSEN[case]
+    check_run(tiny_sites.load(root / case), job, result, FACTS[CASES[case][0]].caches_prefixes)
+
+
+def check_run(
+    model: Rewritten, job: dict[str, Any], result: dict[str, Any], caches_prefixes: bool = True
+) -> None:
+    """Answers, counters and the trace of a job are those of a float64 model."""
+    check_all_against(model, job, result, caches_prefixes)
+    check_executed(result, job["algorithm"], compiled=job["mode"] == "compiled")
     check_trace(model, max(job["prompts"], key=len), result["trace"])
+
+
+def check_zero_queries(plain: Path, root: Path) -> None:
+    """A checkpoint without sites answers as its copy does whose queries are zero."""
+    convert(str(plain), str(root / "zero"), zero_queries_block_size=3)
+    prompts = fresh_prompts((5, 40, 180))
+    jobs = [engine_job(plain, prompts, None), engine_job(root / "zero", prompts, "two_phase")]
+    wanted, found = run_engine(jobs, root / "run")["results"]
+    check_alike(wanted, found)
+    check_executed(found, "two_phase", compiled=False)
 
 
 def check_trace(model: Rewritten, ids: list[int], trace: list[list[Any]]) -> None:
