@@ -17,11 +17,6 @@ SOON = 120  # seconds: every process sends its spans in batches, every five
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-@pytest.fixture(scope="module")
-def server(open_server: Server) -> Server:
-    return open_server
-
-
 def test_a_request_is_a_span_of_the_callers_trace(server, collector):
     header = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     body = {"model": "demo", "prompt": "import os", "max_tokens": 5}

@@ -22,11 +22,6 @@ CHAT = {"model": "demo", "messages": MESSAGES, "temperature": 0, "max_completion
 
 
 @pytest.fixture(scope="module")
-def server(open_server):
-    return open_server
-
-
-@pytest.fixture(scope="module")
 def client(server):
     return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
 
