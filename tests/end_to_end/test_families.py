@@ -4,7 +4,7 @@ A new family needs an entry in ``facts`` and no test of its own.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,12 @@ JUDGED = [name for name in STOCK if FAMILIES[name].has_hf_class]
 OTHERS = [case for case in CASES if case not in OF_KINDS and CASES[case][0] in JUDGED]
 
 
-def run_with_mixes(root: Path, cases: Iterable[str]) -> tuple[Path, Run]:
+@pytest.fixture(scope="module")
+def with_mixes(request, tmp_path_factory) -> tuple[Path, Run]:
     """Serve random checkpoints of families, in one process: job and result by case."""
     random.seed()  # fresh prompts; a failure prints what it needs
-    jobs = {}
-    for case in dict.fromkeys(cases):
+    root, jobs = tmp_path_factory.mktemp("mixes"), {}
+    for case in dict.fromkeys(chosen(request, "case")):
         name, changes = CASES[case]
         seed = random.randrange(10**6)
         write_house(root / case, name, layers=4, block_size=3, seed=seed, changes=changes)
@@ -83,22 +84,6 @@ def chosen(request: pytest.FixtureRequest, parameter: str) -> list[str]:
         for item in request.session.items
         if item.path == request.path and request.fixturename in item.fixturenames
     ]
-
-
-@pytest.fixture(scope="module")
-def kinds_with_mixes(request, tmp_path_factory):
-    return run_with_mixes(tmp_path_factory.mktemp("kinds"), chosen(request, "case"))
-
-
-@pytest.fixture(scope="module")
-def others_with_mixes(request, tmp_path_factory):
-    return run_with_mixes(tmp_path_factory.mktemp("others"), chosen(request, "case"))
-
-
-def check_mixes(root: Path, run: Run, case: str) -> None:
-    job, result = run[case]
-    assert job["algorithm"] == CHOSEN[case]
-    check_run(tiny_sites.load(root / case), job, result, FACTS[CASES[case][0]].caches_prefixes)
 
 
 def check_run(
@@ -163,9 +148,9 @@ def of_run(model: Rewritten, run: rewritten.Run, edits: Sequence[edited_oracle.E
 
 @pytest.mark.families
 @pytest.mark.parametrize("case", EDITED)
-def test_an_edit_of_a_kind_is_the_float64_models(kinds_with_mixes, case):
+def test_an_edit_of_a_kind_is_the_float64_models(with_mixes, case):
     """Weights downstream and the logprobs of the prompt, to the rounding of each."""
-    root, run = kinds_with_mixes
+    root, run = with_mixes
     job, result = run[case]
     model, ids = tiny_sites.load(root / case), max(job["prompts"], key=len)
     edits = edits_of(model.depth, case)
@@ -179,23 +164,13 @@ def test_an_edit_of_a_kind_is_the_float64_models(kinds_with_mixes, case):
     assert (plain - own).abs().max() > 0.1  # the edit matters
 
 
-def record_exact(record_property, case: str) -> None:
-    """What a family's first variant shows for the table of families."""
-    name, _ = CASES[case]
-    if case == first_case(name):
-        for column in ("exact", "trace", "chunked"):
-            record_property("shows", (name, column))
-
-
 @pytest.mark.families
-@pytest.mark.parametrize("case", OF_KINDS)
-def test_a_kind_equals_hugging_faces_class_with_mixes(kinds_with_mixes, case, record_property):
-    check_mixes(*kinds_with_mixes, case)
-    record_exact(record_property, case)
-
-
-@pytest.mark.families
-@pytest.mark.parametrize("case", OTHERS)
-def test_a_family_equals_hugging_faces_class_with_mixes(others_with_mixes, case, record_property):
-    check_mixes(*others_with_mixes, case)
-    record_exact(record_property, case)
+@pytest.mark.parametrize("case", [*OF_KINDS, *OTHERS])
+def test_a_family_equals_hugging_faces_class_with_mixes(with_mixes, case, record_property):
+    """Its first variant is what the table of families shows."""
+    (root, run), (name, _) = with_mixes, CASES[case]
+    job, result = run[case]
+    assert job["algorithm"] == CHOSEN[case]
+    check_run(tiny_sites.load(root / case), job, result, FACTS[name].caches_prefixes)
+    for column in ("exact", "trace", "chunked") if case == first_case(name) else ():
+        record_property("shows", (name, column))
