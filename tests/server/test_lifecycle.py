@@ -97,28 +97,26 @@ async def within(seconds: float, condition) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("error", [ValueError, VLLMValidationError])
-def test_a_model_whose_requests_need_more_is_served(error):
-    """The warm-up is refused: there is nothing else to warm up with."""
-    started = Started()
-    started.client.answer = raising(error("an image is missing"))
-    asyncio.run(started.begin())
-    assert started.http.get("/ready").status_code == 200
+FAILED = "The request that warms up failed; the server's log says why."
 
 
-def test_a_fault_while_warming_up_is_not_ready():
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ValueError, None), (VLLMValidationError, None), (EngineGenerateError, FAILED)],
+)
+async def test_a_model_whose_requests_need_more_is_served(error, reason):
+    """Its warm-up is refused: there is nothing else to warm up with.  A fault is another thing."""
     started = Started()
-    started.client.answer = raising(EngineGenerateError("/home/someone"))
-    asyncio.run(started.begin())
+    started.client.answer = raising(error("an image is missing in /home/someone"))
+    await started.begin()
     answer = started.http.get("/ready")
-    assert answer.status_code == 503
-    assert answer.json()["reason"] == "The request that warms up failed; the server's log says why."
+    assert (answer.status_code, answer.json()["reason"]) == (503 if reason else 200, reason)
 
 
-def test_an_engine_without_whole_weights_is_not_ready_and_refuses_work():
+async def test_an_engine_without_whole_weights_is_not_ready_and_refuses_work():
     """Whatever asks the model: 503 and the sentence.  What mends it is let through."""
     started = Started()
-    asyncio.run(started.begin())
+    await started.begin()
     paths = ("/v1/completions", "/v1/attn_res/trace", "/resume", "/start_weight_update", "/pause")
     for path in paths:
         started.app.post(path)(lambda: "done")
@@ -163,10 +161,10 @@ async def test_a_long_warm_up_is_waited_for(monkeypatch):
     await within(5, lambda: started.http.get("/ready").status_code == 200)
 
 
-def test_a_request_was_served_before_the_port_is_open():
+async def test_a_request_was_served_before_the_port_is_open():
     """Of two tokens, whatever the first one is: a prefill and a decode."""
     started = Started()
-    asyncio.run(started.begin())
+    await started.begin()
     assert started.client.prompts == [(2, True)]
     answer = started.http.get("/ready")
     assert (answer.status_code, answer.json()) == (200, {"ready": True, "reason": None})
@@ -484,22 +482,14 @@ def echo() -> TestClient:
     return TestClient(app)
 
 
-def test_an_id_that_is_given_is_kept(echo):
-    answer = echo.get("/", headers={"X-Request-Id": "order-7"})
-    assert answer.json() == answer.headers["x-request-id"] == "order-7"
-
-
-def test_an_id_that_is_missing_is_made(echo):
-    first, second = echo.get("/"), echo.get("/")
-    assert len(first.json()) == 32
-    assert first.json() == first.headers["x-request-id"] != second.json()
-
-
-@pytest.mark.parametrize("name", ["", "x" * 129, "with a blank", "tab\there"])
-def test_an_id_that_is_no_use_is_replaced(echo, name):
-    answer = echo.get("/", headers={"X-Request-Id": name})
-    assert len(answer.json()) == 32
-    assert answer.headers.get_list("x-request-id") == [answer.json()]
+@pytest.mark.parametrize("name", ["order-7", None, "", "x" * 129, "with a blank", "tab\there"])
+def test_an_id_is_kept_or_made(echo, name):
+    """One that is missing, or of no use, is made, another one for each request."""
+    headers = {} if name is None else {"X-Request-Id": name}
+    answers = [echo.get("/", headers=headers) for _ in range(2)]
+    assert all(one.headers.get_list("x-request-id") == [one.json()] for one in answers)
+    first, second = (answer.json() for answer in answers)
+    assert first == second == name or (name != "order-7" and len(first) == 32 and first != second)
 
 
 # --- counts of the workers
