@@ -284,8 +284,8 @@ def test_fused_weights_arrive(loaded: Make) -> None:
         # By the format's name and by the house name; the second one would win silently.
         ("fla", "model.layers.1.self_attention_res_proj.weight", (64,), "two names of one weight"),
         # Half a query is not loaded into the half of a parameter.
-        ("llama", QUERY, (1, 32), rf"{QUERY} .*\[1, 32\]; expected \[.*64\]"),
-        ("llama", FINAL_NORM, (1, 32), rf"{FINAL_NORM} .*\[1, 32\]; expected \[.*64\]"),
+        ("llama", QUERY, (1, 32), rf"{QUERY}, .*\[1, 32\]; expected \[.*64\]"),
+        ("llama", FINAL_NORM, (1, 32), rf"{FINAL_NORM}, .*\[1, 32\]; expected \[.*64\]"),
         # A query that has no site is refused, not dropped and not put at another site: that of a
         # layer too many has the number that the final site would have.
         ("llama", ONE_LAYER_MORE, (64,), f"{ONE_LAYER_MORE}.* no site"),
