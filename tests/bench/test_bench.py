@@ -493,11 +493,13 @@ def rounds_of(engines: list[Asked], cell: Case, rounds: int, start: int = 0) -> 
     return measure.measure(engines, [cell], plan, start, lambda: None)
 
 
-def running(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, Any], note: Any = None) -> list:
+def running(
+    monkeypatch: pytest.MonkeyPatch, note: Any = None, seconds: dict[str, Any] | None = None
+) -> list:
     """Have ``session.run`` start engines that are asked at once.
 
     Args:
-        seconds: of a prefill, by engine, start after start.
+        seconds: of a prefill, by engine, start after start; by default always 1 of two engines.
         note: called with the engine's name and folder where it starts, and with None at its end;
             it may give other facts of the start.
 
@@ -505,6 +507,7 @@ def running(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, Any], note: Any 
         The specs of the engines, and the requests.
     """
     said: list = []
+    seconds = seconds or {name: itertools.repeat(1.0) for name in ("baseline", "other")}
 
     @contextmanager
     def start(spec: process.EngineSpec, folder: Path):
@@ -541,7 +544,7 @@ def compiling(clock: list[float], first_s: float, later_s: float) -> Any:
 def test_every_start_has_new_engines_started_in_another_order(monkeypatch, rounds):
     started: list = []
     seconds = {"baseline": itertools.repeat(1.0), "other": itertools.repeat(2.0)}
-    specs, said = running(monkeypatch, seconds, lambda *event: started.append(event))
+    specs, said = running(monkeypatch, lambda *event: started.append(event), seconds)
     found = session.run(specs, [PREFILL], 4, rounds)
     names = [name for name, _ in started]
     assert [name and name[0] for name in names] == [
@@ -561,10 +564,7 @@ def test_every_start_has_new_engines_started_in_another_order(monkeypatch, round
 def test_no_start_but_the_first_overruns_the_budget(budget, starts, monkeypatch):
     """The first takes 50 seconds, because it compiles, and any other 20; a tenth is left."""
     clock = [0.0]
-
-    tick = compiling(clock, 25.0, 10.0)
-    seconds = {name: itertools.repeat(1.0) for name in ("baseline", "other")}
-    specs, _ = running(monkeypatch, seconds, tick)
+    specs, _ = running(monkeypatch, compiling(clock, 25.0, 10.0))
     monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
     found = session.run(specs, [PREFILL], 4, 2, budget=budget)
     assert len(found.results) == starts
@@ -583,17 +583,13 @@ def test_no_start_but_the_first_overruns_the_budget(budget, starts, monkeypatch)
 )
 def test_rounds_are_cut_before_starts(budget, rounds, starts, monkeypatch):
     """A start takes 75 seconds, as it compiles, and later ones 30; a round takes 50."""
-    clock = [0.0]
-
-    tick = compiling(clock, 37.5, 15.0)
-    ask = Asked.ask
+    clock, ask = [0.0], Asked.ask
 
     def slow(self: Asked, what: str, **more: Any) -> Any:
         clock[0] += 50 / (4 * PREFILL.turns) if what == "begin" else 0.0  # twice for each engine
         return ask(self, what, **more)
 
-    seconds = {name: itertools.repeat(1.0) for name in ("baseline", "other")}
-    specs, said = running(monkeypatch, seconds, tick)
+    specs, said = running(monkeypatch, compiling(clock, 37.5, 15.0))
     monkeypatch.setattr(Asked, "ask", slow)
     monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(output, "say", lambda _: None)
@@ -615,8 +611,7 @@ def test_engines_restart_if_only_some_load_compiled_code(monkeypatch, tmp_path):
         loads = name == "baseline" or "other" in started[:-1]
         return {"alike": facts()["alike"] | {"code_loaded": loads}}
 
-    seconds = {name: itertools.repeat(1.0) for name in ("baseline", "other")}
-    specs, _ = running(monkeypatch, seconds, tick)
+    specs, _ = running(monkeypatch, tick)
     found = session.run(specs, [PREFILL], 1, 1, caches=tmp_path)
     assert started == ["baseline", "other", None, None] * 2
     assert len(found.results) == 1
@@ -689,7 +684,7 @@ def test_a_terminal_shows_narrowing_ratios(stream, monkeypatch):
     monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
     monkeypatch.setattr(os, "get_terminal_size", lambda _: (80, 40))
     seconds = {"baseline": itertools.repeat(1.0), "attnres": itertools.cycle([1.01, 1.03])}
-    specs, _ = running(monkeypatch, seconds)
+    specs, _ = running(monkeypatch, seconds=seconds)
     session.run(specs, [PREFILL, DECODE], 4, 2)
     said = seen.getvalue()
     if stream is io.StringIO:

@@ -1,7 +1,6 @@
 """LoRA adapters that get other files while an engine runs."""
 
 import asyncio
-import json
 import os
 import shutil
 from pathlib import Path
@@ -9,8 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from attnres_serve.compat.workarounds import adapters_again
 from attnres_serve.compat.workarounds.adapters_again import FILES, Contents, contents, loading
@@ -25,19 +22,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from tests.compat.faults.adapters_again import write
+
 OTHER_FILES = r"^the LoRA adapter 'mine' has other files in .* load it again, in place or under"
 UNREAD = (
     r"^the LoRA adapter 'mine' has other files in .* than workers read under its number 1; load"
 )
 STILL_USED = r"^the LoRA adapter 'mine' has other files in .*, and requests that use it still run; "
-
-
-def write(folder: Path, value: float = 1.0, rank: int = 4) -> Path:
-    """An adapter; tensors and configuration can be changed one by one, and keep their sizes."""
-    folder.mkdir(exist_ok=True)
-    save_file({"a": torch.full((8,), value)}, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank}))
-    return folder
 
 
 def test_the_cache_of_vllm_does_not_know_what_an_adapter_holds() -> None:
@@ -298,16 +289,12 @@ def test_an_engine_of_another_model_takes_what_it_took(engine_class: Any, tmp_pa
     assert engine.added == [first, other]
 
 
-def test_a_server_finds_the_sentence_in_what_its_engine_says(
-    known: Contents, tmp_path: Path
-) -> None:
+def test_a_server_finds_the_sentence_in_what_its_engine_says(known, tmp_path: Path) -> None:
     """So it answers 400 with it, as with other refusals of adapters."""
-    for name, number, folder in (
-        ("mine", 1, write(tmp_path / "other", 2.0)),
-        ("another", 1, tmp_path / "other"),
-    ):
+    other = write(tmp_path / "other", 2.0)
+    for name in ("mine", "another"):
         with pytest.raises(SettingError) as caught:
-            known.check(name, number, folder)
+            known.check(name, 1, other)
         message = str(caught.value)
         assert refusals.refusal_in(message, name) == message
         wrapped = f"Call to add_lora method failed: {message}"

@@ -1,6 +1,5 @@
 """Requests that forbid every token."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +18,8 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.sample.sampler import Sampler
+
+from tests.compat.test_refused_requests import asked
 
 ROWS, END = 16, 2  # tokens of the vocabulary, and the one that ends an answer
 GRAMMAR = StructuredOutputsParams(regex="a+")
@@ -210,13 +211,6 @@ def client_of(reasons: list[str | None], closed: list[bool]) -> SimpleNamespace:
             closed.append(True)
 
     return SimpleNamespace(generate=generate)
-
-
-def asked(client: SimpleNamespace, sampling: SamplingParams) -> int:
-    async def ask() -> int:
-        return len([output async for output in client.generate("a", sampling, "name")])
-
-    return asyncio.run(ask())
 
 
 FIELDS = {

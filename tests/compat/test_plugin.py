@@ -220,13 +220,10 @@ def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return calls
 
 
-@pytest.mark.parametrize("method", ["dflash", "extract_hidden_states", "medusa", "suffix", None])
-def test_speculation_that_is_refused(method: str | None) -> None:
+@pytest.mark.parametrize("method", ["dflash", "extract_hidden_states", "medusa", "suffix"])
+def test_speculation_that_is_refused(method: str) -> None:
     """Whatever looks inside the target model, or was never tried, is refused by its name."""
     config = vllm_config(speculative_config=SimpleNamespace(method=method))
-    if method is None:
-        plugin.on_config(config)
-        return
     reason = "CUDA streams" if method == "extract_hidden_states" else "with AttnRes"
     with pytest.raises(
         SettingError, match=f"by '{method}' is not .*{reason}.*: ngram, draft_model"
@@ -323,8 +320,8 @@ def test_other_tasks_are_refused(flag: dict[str, str]) -> None:
         EngineArgs(model=str(GOLDEN), max_model_len=64, **flag).create_engine_config()
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_speculation_that_is_accepted_completes_the_configuration(method: str) -> None:
+@pytest.mark.parametrize("method", ["ngram", "draft_model", None])
+def test_speculation_that_is_accepted_completes_the_configuration(method: str | None) -> None:
     """The weights are pinned to safetensors, and the workers get our extension."""
     config = vllm_config(GOLDEN, speculative_config=SimpleNamespace(method=method))
     plugin.on_config(config)

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +54,11 @@ def require(name: str, changes: Config | None = None, **given: Any) -> None:
     model.architectures = [FAMILIES[name].architecture]
     model.attn_res_config = {**TINY[name], **(changes or {})}
     rules.require(EngineFacts(result))
+
+
+def refused(sentence: str | bool | None) -> AbstractContextManager:
+    """What is refused with a sentence, or taken where there is none."""
+    return pytest.raises(SettingError, match=sentence) if sentence else nullcontext()
 
 
 @pytest.mark.parametrize(
@@ -214,7 +220,7 @@ def test_linear_attention_needs_the_version_that_it_was_run_with(
 
 
 @pytest.mark.parametrize(
-    ("version", "on_cpu", "drafts", "refused"),
+    ("version", "on_cpu", "drafts", "is_refused"),
     [
         ("0.29.0", True, 3, False),
         ("0.30.0", True, 3, True),
@@ -225,13 +231,11 @@ def test_linear_attention_needs_the_version_that_it_was_run_with(
     ],
 )
 def test_drafts_on_a_cpu_with_a_vllm_that_has_no_kernels_for_them(
-    version: str, on_cpu: bool, drafts: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+    version: str, on_cpu: bool, drafts: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm, "__version__", version)
     monkeypatch.setattr(device, "kind", lambda: Kind.CPU if on_cpu else Kind.CUDA)
-    if not refused:
-        return require("llama", drafts=drafts)
-    with pytest.raises(SettingError, match=r"on a CPU ends the engine of vLLM 0\.30; install"):
+    with refused(is_refused and r"on a CPU ends the engine of vLLM 0\.30; install"):
         require("llama", drafts=drafts)
 
 
@@ -292,11 +296,8 @@ def test_a_convolution_that_vllms_kernel_computes_wrongly(
     sizes: dict[str, Any], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "kind", lambda: Kind.CUDA)
-    if message is None:
+    with refused(message and f"{message}.*; serve this model on a CPU"):
         require("gated_deltanet", **sizes)
-    else:
-        with pytest.raises(SettingError, match=f"{message}.*; serve this model on a CPU"):
-            require("gated_deltanet", **sizes)
     monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
     require("gated_deltanet", **sizes)
 
@@ -323,7 +324,7 @@ def test_experts_of_several_engines_are_refused_on_a_cpu(
 
 
 @pytest.mark.parametrize(
-    ("older", "kind", "parallel", "refused"),
+    ("older", "kind", "parallel", "is_refused"),
     [
         (True, Kind.CPU, True, True),
         (True, Kind.CPU, False, False),
@@ -332,15 +333,12 @@ def test_experts_of_several_engines_are_refused_on_a_cpu(
     ],
 )
 def test_expert_parallelism_of_older_versions_on_a_cpu(
-    older: bool, kind: Kind, parallel: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
+    older: bool, kind: Kind, parallel: bool, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They read the experts of other workers, and no patch mends it there."""
     config = vllm_config()
     config.parallel_config.enable_expert_parallel = parallel
     monkeypatch.setattr(device, "kind", lambda: kind)
     monkeypatch.setattr(versions, "is_older_than", lambda other: older and other == (0, 30))
-    if refused:
-        with pytest.raises(SettingError, match=r"^--enable-expert-parallel is set, .* later vLLM"):
-            rules.require(EngineFacts(config))
-    else:
+    with refused(is_refused and r"^--enable-expert-parallel is set, .* later vLLM"):
         rules.require(EngineFacts(config))

@@ -9,12 +9,11 @@ import pytest
 import tiny_sites
 from checkpoints import write_alice_ai, write_standard
 from facts import FACTS
-from goldens import check_alike, check_all_against, check_executed
-from jobs import engine_job, fresh_prompts, run_engine, run_random, run_verify
+from jobs import fresh_prompts, run_random, run_verify, verify_job
 from serving import FAMILY_GOLDENS
 
 from attnres_serve.checkpoints.convert.command import convert
-from tests.end_to_end.test_families import CHUNK, check_trace
+from tests.end_to_end.test_families import CHUNK, check_run, check_zero_queries
 from tests.end_to_end.test_family_ways import check_every_way
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
@@ -42,11 +41,8 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_its_own_format_equals_transformers_mixers_with_mixes(runs, name):
-    folder, job, result = runs[name]
-    model = tiny_sites.load(folder)
-    check_all_against(model, job, result)
-    check_executed(result, job["algorithm"], compiled=False)
-    check_trace(model, max(job["prompts"], key=len), result["trace"])
+    folder, *run = runs[name]
+    check_run(tiny_sites.load(folder), *run)
 
 
 def test_zero_queries_equal_the_same_class_without(tmp_path: Path) -> None:
@@ -57,12 +53,7 @@ def test_zero_queries_equal_the_same_class_without(tmp_path: Path) -> None:
         seed=11,
         changes={"block_attn_res_block_size": None},
     )
-    convert(str(plain), str(tmp_path / "zero"), zero_queries_block_size=3)
-    prompts = fresh_prompts((5, 40, 180))
-    jobs = [engine_job(plain, prompts, None), engine_job(tmp_path / "zero", prompts, "two_phase")]
-    wanted, found = run_engine(jobs, tmp_path / "run")["results"]
-    check_alike(wanted, found)
-    check_executed(found, "two_phase", compiled=False)
+    check_zero_queries(plain, tmp_path)
 
 
 def test_in_every_way(tmp_path, record_property):
@@ -72,12 +63,6 @@ def test_in_every_way(tmp_path, record_property):
 
 def test_the_house_format_of_a_golden_is_the_same_model(tmp_path):
     convert(str(GOLDEN), str(tmp_path / "house"), to_house=True)
-    job = {
-        "served": str(tmp_path / "house"),
-        "reference": str(GOLDEN),
-        "prompts": fresh_prompts((40,)),
-        "chosen": {"attnres_algorithm": "two_phase"},
-        "dtype": "float32",
-    }
+    job = verify_job(tmp_path / "house", GOLDEN, fresh_prompts((40,)))
     (report,) = run_verify([job], tmp_path / "run")
     assert report["holds"], report

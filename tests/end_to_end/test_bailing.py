@@ -10,10 +10,9 @@ import pytest
 import ring_model
 from checkpoints import write_house
 from facts import FACTS
-from goldens import check_all_against, check_executed
 from jobs import run_random
 
-from tests.end_to_end.test_families import CHUNK, check_trace
+from tests.end_to_end.test_families import CHUNK, check_run
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
@@ -38,10 +37,7 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_it_equals_its_equations_with_mixes(runs, case, record_property):
     name, _ = CASES[case]
-    folder, job, result = runs[case]
-    model = JUDGES[name](folder)
-    check_all_against(model, job, result, caches_prefixes=FACTS[name].caches_prefixes)
-    check_executed(result, job["algorithm"], compiled=False)
-    check_trace(model, max(job["prompts"], key=len), result["trace"])
+    folder, *run = runs[case]
+    check_run(JUDGES[name](folder), *run, caches_prefixes=FACTS[name].caches_prefixes)
     for column in ("exact", "trace", "chunked"):
         record_property("shows", (name, column))

@@ -3,7 +3,7 @@ and variants of every format, zero queries, and plain vLLM where the two must be
 
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,104 +29,75 @@ from serving import DEMO
 from attnres_serve.checkpoints.convert.command import convert
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.verify.oracle import load
+from tests.end_to_end.test_families import chosen
 
 pytestmark = pytest.mark.engine
 
-# What each checkpoint stresses.
-CHECKPOINTS = {
-    "house_llama_full": (write_house, {"base": "llama", "layers": 3, "block_size": 1}),
-    "house_llama_s2": (write_house, {"base": "llama", "layers": 4, "block_size": 2}),
-    "house_qwen2_s4_short_last": (write_house, {"base": "qwen2", "layers": 5, "block_size": 4}),
-    "house_qwen3_s6": (write_house, {"base": "qwen3", "layers": 6, "block_size": 6}),
-    "house_odd_size": (write_house, {"base": "llama", "layers": 4, "block_size": 3}),
-    "house_uneven": (write_house, {"base": "qwen3", "layers": 4, "block_starts": [0, 1, 5]}),
-    "house_one_block": (write_house, {"base": "llama", "layers": 3, "block_size": 100}),
-    "house_one_layer": (write_house, {"base": "qwen2", "layers": 1, "block_size": 1}),
-    "house_no_final_mix": (
-        write_house,
-        {"base": "llama", "layers": 4, "block_size": 4, "final_mix": False},
-    ),
-    "house_key_eps_tied": (
-        write_house,
-        {"base": "llama", "layers": 3, "block_size": 2, "key_norm_eps": 1e-2, "tie": True},
-    ),
-    "house_small_scale": (
-        write_house,
-        {"base": "qwen3", "layers": 4, "block_size": 2, "scale": 0.02},
-    ),
-    "fla_gqa": (write_fla, {"block_size": 4, "kv_heads": 1}),
-    "fla_mha_bias_null_sizes": (
-        write_fla,
-        {"block_size": 2, "kv_heads": None, "intermediate": None, "qkv_bias": True},
-    ),
-    "fla_qk_norm_bias_tied": (
-        write_fla,
-        {"block_size": 1, "layers": 3, "qk_norm": True, "qkv_bias": True, "tie": True},
-    ),
-    "fla_window": (write_fla, {"block_size": 4, "window_size": 24}),
-    "fla_window_qk_norm": (write_fla, {"block_size": 2, "window_size": 24, "qk_norm": True}),
-    "fla_window_bias": (write_fla, {"block_size": 2, "window_size": 24, "qkv_bias": True}),
-    "fla_standard_twin": (write_fla, {"block_size": None, "qk_norm": True}),
-    "house_variants": (
-        write_house,
-        {
-            "base": "qwen2",
-            "layers": 4,
-            "block_starts": [0, 1, 5],
-            "attn_res": EVERY_OPTION,
-        },
-    ),
-    "house_bias_on_blocks": (
-        write_house,
-        {
-            "base": "llama",
-            "layers": 3,
-            "block_size": 3,
-            "attn_res": {"recency_bias": True, "shared_queries": "layer"},
-        },
-    ),
-    "house_qk_norm_eps": (
-        write_house,
-        {"base": "qwen3", "layers": 2, "block_size": 2, "changes": {"qk_norm_eps": 0.1}},
-    ),
-    "qwen3_ar": (write_kimi_names, {"layers": 5, "block_layers": 2}),
-    "qwen3_ar_no_route_tied": (
-        write_kimi_names,
-        {"layers": 3, "block_layers": 1, "output_route": False, "tie": True},
-    ),
-    "qwen3_ar_standard_twin": (write_kimi_names, {"block_layers": None}),
-    "open_attnres_short_last": (
-        write_mode,
-        {"layers": 5, "num_blocks": 3, "cumulative": True, "heads": 4, "kv_heads": 2},
-    ),
-    "open_attnres_full_small_scale": (
-        write_mode,
-        {"layers": 3, "mode": "full", "cumulative": True, "scale": 0.02},
-    ),
-    "baseline_odd_size": (
-        write_baseline,
-        {"layers": 4, "size": 3, "heads": 4, "kv_heads": 2, "attention_bias": True}
-        | {"mlp_bias": True},
-    ),
-    "baseline_every_layer_tied": (write_baseline, {"size": 1, "tie": True}),
-    "baseline_scaled": (
-        write_baseline,
-        {"size": 4, "use_qk_norm": True, "scale_embeds": True, "scale": 0.1},
-    ),
-    "baseline_bare_scaled": (
-        write_baseline,
-        {"size": None, "layers": 7, "use_qk_norm": False, "scale_embeds": True, "scale": 0.1},
-    ),
-    "baseline_bare": (write_baseline, {"size": 4, "layers": 2, "use_qk_norm": False}),
-    "house_of_normed_llama": (
-        write_house,
-        {"base": "normed_llama", "layers": 2, "block_size": 2}
+# What each checkpoint stresses, by what writes it.
+OPTIONS: dict[Callable[..., Any], dict[str, dict[str, Any]]] = {
+    write_house: {
+        "house_llama_full": {"base": "llama", "layers": 3, "block_size": 1},
+        "house_llama_s2": {"base": "llama", "layers": 4, "block_size": 2},
+        "house_qwen2_s4_short_last": {"base": "qwen2", "layers": 5, "block_size": 4},
+        "house_qwen3_s6": {"base": "qwen3", "layers": 6, "block_size": 6},
+        "house_odd_size": {"base": "llama", "layers": 4, "block_size": 3},
+        "house_uneven": {"base": "qwen3", "layers": 4, "block_starts": [0, 1, 5]},
+        "house_one_block": {"base": "llama", "layers": 3, "block_size": 100},
+        "house_one_layer": {"base": "qwen2", "layers": 1, "block_size": 1},
+        "house_no_final_mix": {"base": "llama", "layers": 4, "block_size": 4, "final_mix": False},
+        "house_key_eps_tied": {"base": "llama", "layers": 3, "block_size": 2, "key_norm_eps": 1e-2}
+        | {"tie": True},
+        "house_small_scale": {"base": "qwen3", "layers": 4, "block_size": 2, "scale": 0.02},
+        "house_variants": {"base": "qwen2", "layers": 4, "block_starts": [0, 1, 5]}
+        | {"attn_res": EVERY_OPTION},
+        "house_bias_on_blocks": {"base": "llama", "layers": 3, "block_size": 3}
+        | {"attn_res": {"recency_bias": True, "shared_queries": "layer"}},
+        "house_qk_norm_eps": {"base": "qwen3", "layers": 2, "block_size": 2}
+        | {"changes": {"qk_norm_eps": 0.1}},
+        "house_of_normed_llama": {"base": "normed_llama", "layers": 2, "block_size": 2}
         | {"changes": {"qk_norm_eps": 0.1, "scale_embeds": True}},
-    ),
-    "delta_attnres_llama": (write_mode, {"base": "llama", "layers": 5, "num_blocks": 2}),
-    "delta_attnres_full_tied": (write_mode, {"layers": 3, "mode": "full", "tie": True}),
-    "torchtitan_floor": (write_titan, {"layers": 5, "num_blocks": 2}),
-    "torchtitan_more_blocks": (write_titan, {"layers": 3, "num_blocks": 2}),
+    },
+    write_fla: {
+        "fla_gqa": {"block_size": 4, "kv_heads": 1},
+        "fla_mha_bias_null_sizes": {"block_size": 2, "kv_heads": None, "intermediate": None}
+        | {"qkv_bias": True},
+        "fla_qk_norm_bias_tied": {"block_size": 1, "layers": 3, "qk_norm": True, "qkv_bias": True}
+        | {"tie": True},
+        "fla_window": {"block_size": 4, "window_size": 24},
+        "fla_window_qk_norm": {"block_size": 2, "window_size": 24, "qk_norm": True},
+        "fla_window_bias": {"block_size": 2, "window_size": 24, "qkv_bias": True},
+        "fla_standard_twin": {"block_size": None, "qk_norm": True},
+    },
+    write_kimi_names: {
+        "qwen3_ar": {"layers": 5, "block_layers": 2},
+        "qwen3_ar_no_route_tied": {"layers": 3, "block_layers": 1, "output_route": False}
+        | {"tie": True},
+        "qwen3_ar_standard_twin": {"block_layers": None},
+    },
+    write_mode: {
+        "open_attnres_short_last": {"layers": 5, "num_blocks": 3, "cumulative": True, "heads": 4}
+        | {"kv_heads": 2},
+        "open_attnres_full_small_scale": {"layers": 3, "mode": "full", "cumulative": True}
+        | {"scale": 0.02},
+        "delta_attnres_llama": {"base": "llama", "layers": 5, "num_blocks": 2},
+        "delta_attnres_full_tied": {"layers": 3, "mode": "full", "tie": True},
+    },
+    write_baseline: {
+        "baseline_odd_size": {"layers": 4, "size": 3, "heads": 4, "kv_heads": 2}
+        | {"attention_bias": True, "mlp_bias": True},
+        "baseline_every_layer_tied": {"size": 1, "tie": True},
+        "baseline_scaled": {"size": 4, "use_qk_norm": True, "scale_embeds": True, "scale": 0.1},
+        "baseline_bare_scaled": {"size": None, "layers": 7, "use_qk_norm": False}
+        | {"scale_embeds": True, "scale": 0.1},
+        "baseline_bare": {"size": 4, "layers": 2, "use_qk_norm": False},
+    },
+    write_titan: {
+        "torchtitan_floor": {"layers": 5, "num_blocks": 2},
+        "torchtitan_more_blocks": {"layers": 3, "num_blocks": 2},
+    },
+}
+CHECKPOINTS = {
+    name: (maker, options) for maker, own in OPTIONS.items() for name, options in own.items()
 }
 
 
@@ -152,42 +123,27 @@ def write(root: Path, name: str) -> Path:
     return root / name
 
 
-def run_in_engines(root: Path, names: Iterable[str]) -> tuple[Path, dict[str, Any]]:
+@pytest.fixture(scope="module")
+def served(request, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     """Serve checkpoints in one process: job and result by name."""
     random.seed()  # fresh prompts; a failure prints what it needs
+    root = tmp_path_factory.mktemp("checkpoints")
     jobs = {
         name: engine_job(write(root, name), fresh_prompts((7, 190)), algorithm_of(name))
-        for name in names
+        for name in chosen(request, "name")
     }
     return root, run_named(jobs, root / "run")
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    return run_in_engines(tmp_path_factory.mktemp("checkpoints"), IN_ENGINES)
-
-
-@pytest.fixture(scope="module")
-def others_served(tmp_path_factory):
-    return run_in_engines(tmp_path_factory.mktemp("others"), OTHERS)
-
-
-def check_served(root: Path, runs: dict[str, Any], name: str) -> None:
-    (job, result), algorithm = runs[name], algorithm_of(name)
+@pytest.mark.parametrize(
+    "name", [*IN_ENGINES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS)]
+)
+def test_random_checkpoint_equals_the_float64_model(served, name):
+    (root, runs), algorithm = served, algorithm_of(name)
+    job, result = runs[name]
     check_all_against(load(root / name), job, result)
     if algorithm:
         check_executed(result, algorithm, compiled=False)
-
-
-@pytest.mark.parametrize("name", IN_ENGINES)
-def test_random_checkpoint_equals_the_float64_model(served, name):
-    check_served(*served, name)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_checkpoint_equals_the_float64_model(others_served, name):
-    check_served(*others_served, name)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ A new family needs an entry in ``facts`` and no test of its own.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ import tiny_sites
 import torch
 from checkpoints import write_house
 from facts import FACTS
-from goldens import EVERYWHERE, check_all_against, check_executed, rounded
-from jobs import engine_job, fresh_prompts, run_named
+from goldens import EVERYWHERE, check_alike, check_all_against, check_executed, rounded
+from jobs import engine_job, fresh_prompts, run_engine, run_named
 from kinds import KINDS
 
+from attnres_serve.checkpoints.convert.command import convert
 from attnres_serve.families import FAMILIES
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.verify import oracle
@@ -54,11 +55,12 @@ JUDGED = [name for name in STOCK if FAMILIES[name].has_hf_class]
 OTHERS = [case for case in CASES if case not in OF_KINDS and CASES[case][0] in JUDGED]
 
 
-def run_with_mixes(root: Path, cases: Iterable[str]) -> tuple[Path, Run]:
+@pytest.fixture(scope="module")
+def with_mixes(request, tmp_path_factory) -> tuple[Path, Run]:
     """Serve random checkpoints of families, in one process: job and result by case."""
     random.seed()  # fresh prompts; a failure prints what it needs
-    jobs = {}
-    for case in dict.fromkeys(cases):
+    root, jobs = tmp_path_factory.mktemp("mixes"), {}
+    for case in dict.fromkeys(chosen(request, "case")):
         name, changes = CASES[case]
         seed = random.randrange(10**6)
         write_house(root / case, name, layers=4, block_size=3, seed=seed, changes=changes)
@@ -84,22 +86,23 @@ def chosen(request: pytest.FixtureRequest, parameter: str) -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module")
-def kinds_with_mixes(request, tmp_path_factory):
-    return run_with_mixes(tmp_path_factory.mktemp("kinds"), chosen(request, "case"))
-
-
-@pytest.fixture(scope="module")
-def others_with_mixes(request, tmp_path_factory):
-    return run_with_mixes(tmp_path_factory.mktemp("others"), chosen(request, "case"))
-
-
-def check_mixes(root: Path, run: Run, case: str) -> None:
-    job, result = run[case]
-    model = tiny_sites.load(root / case)
-    check_all_against(model, job, result, FACTS[CASES[case][0]].caches_prefixes)
-    check_executed(result, CHOSEN[case], compiled=False)
+def check_run(
+    model: Rewritten, job: dict[str, Any], result: dict[str, Any], caches_prefixes: bool = True
+) -> None:
+    """Answers, counters and the trace of a job are those of a float64 model."""
+    check_all_against(model, job, result, caches_prefixes)
+    check_executed(result, job["algorithm"], compiled=job["mode"] == "compiled")
     check_trace(model, max(job["prompts"], key=len), result["trace"])
+
+
+def check_zero_queries(plain: Path, root: Path) -> None:
+    """A checkpoint without sites answers as its copy does whose queries are zero."""
+    convert(str(plain), str(root / "zero"), zero_queries_block_size=3)
+    prompts = fresh_prompts((5, 40, 180))
+    jobs = [engine_job(plain, prompts, None), engine_job(root / "zero", prompts, "two_phase")]
+    wanted, found = run_engine(jobs, root / "run")["results"]
+    check_alike(wanted, found)
+    check_executed(found, "two_phase", compiled=False)
 
 
 def check_trace(model: Rewritten, ids: list[int], trace: list[list[Any]]) -> None:
@@ -145,9 +148,9 @@ def of_run(model: Rewritten, run: rewritten.Run, edits: Sequence[edited_oracle.E
 
 @pytest.mark.families
 @pytest.mark.parametrize("case", EDITED)
-def test_an_edit_of_a_kind_is_the_float64_models(kinds_with_mixes, case):
+def test_an_edit_of_a_kind_is_the_float64_models(with_mixes, case):
     """Weights downstream and the logprobs of the prompt, to the rounding of each."""
-    root, run = kinds_with_mixes
+    root, run = with_mixes
     job, result = run[case]
     model, ids = tiny_sites.load(root / case), max(job["prompts"], key=len)
     edits = edits_of(model.depth, case)
@@ -161,23 +164,13 @@ def test_an_edit_of_a_kind_is_the_float64_models(kinds_with_mixes, case):
     assert (plain - own).abs().max() > 0.1  # the edit matters
 
 
-def record_exact(record_property, case: str) -> None:
-    """What a family's first variant shows for the table of families."""
-    name, _ = CASES[case]
-    if case == first_case(name):
-        for column in ("exact", "trace", "chunked"):
-            record_property("shows", (name, column))
-
-
 @pytest.mark.families
-@pytest.mark.parametrize("case", OF_KINDS)
-def test_a_kind_equals_hugging_faces_class_with_mixes(kinds_with_mixes, case, record_property):
-    check_mixes(*kinds_with_mixes, case)
-    record_exact(record_property, case)
-
-
-@pytest.mark.families
-@pytest.mark.parametrize("case", OTHERS)
-def test_a_family_equals_hugging_faces_class_with_mixes(others_with_mixes, case, record_property):
-    check_mixes(*others_with_mixes, case)
-    record_exact(record_property, case)
+@pytest.mark.parametrize("case", [*OF_KINDS, *OTHERS])
+def test_a_family_equals_hugging_faces_class_with_mixes(with_mixes, case, record_property):
+    """Its first variant is what the table of families shows."""
+    (root, run), (name, _) = with_mixes, CASES[case]
+    job, result = run[case]
+    assert job["algorithm"] == CHOSEN[case]
+    check_run(tiny_sites.load(root / case), job, result, FACTS[name].caches_prefixes)
+    for column in ("exact", "trace", "chunked") if case == first_case(name) else ():
+        record_property("shows", (name, column))

@@ -22,7 +22,7 @@ from checkpoints import computes_int8, quantised, write_house
 from checkpoints.hugging_face import tiny
 from checkpoints.quantized import dequantised
 from facts import FACTS
-from jobs import fresh_prompts, run_verify
+from jobs import fresh_prompts, run_verify, verify_job
 from safetensors.torch import load_file
 
 from attnres_serve.errors import CheckpointError
@@ -55,14 +55,8 @@ def ask(root: Path, name: str) -> dict[str, Any]:
     rest = {stem for key in tensors if (stem := key.removesuffix(".weight")) not in layers}
     served = quantised(root / f"{name}-int8", base, [EXPERTS, *sorted(rest)], layers)
     meant = copy_with(root / f"{name}-meant", base, dequantised(load_file(served / WEIGHTS)))
-    return {
-        "served": str(served),
-        "reference": str(meant),
-        "prompts": fresh_prompts((40, *[9] * 8)),
-        "chosen": {"attnres_algorithm": "two_phase"},
-        "dtype": "bfloat16",
-        "judge": "family",
-    }
+    job = verify_job(served, meant, fresh_prompts((40, *[9] * 8)))
+    return job | {"dtype": "bfloat16", "judge": "family"}
 
 
 @pytest.fixture(scope="module")

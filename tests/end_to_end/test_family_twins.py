@@ -1,7 +1,5 @@
 """Every family with zero queries against the original in plain vLLM."""
 
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +14,12 @@ from tests.end_to_end.test_families import CASES, CHOSEN, STOCK, chosen, first_c
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
 UNIT_SCALE = 1.0  # activations large against eps, so that n^2 eps does not matter
-Run = dict[str, tuple[Any, Any]]  # two results of a name
 
 
-def run_twins(root: Path, names: Iterable[str]) -> Run:
+@pytest.fixture(scope="module")
+def twins(request, tmp_path_factory) -> dict[str, tuple[Any, Any]]:
     """Serve standard checkpoints by plain vLLM, and the same with zero queries: both results."""
+    root, names = tmp_path_factory.mktemp("twins"), chosen(request, "name")
     prompts, plain, ours = fresh_prompts((5, 40, 180)), [], []
     for name in names:
         _, changes = CASES[first_case(name)]
@@ -39,18 +38,9 @@ def run_twins(root: Path, names: Iterable[str]) -> Run:
     return dict(zip(names, zip(wanted["results"], found, strict=True), strict=True))
 
 
-@pytest.fixture(scope="module")
-def twins(request, tmp_path_factory):
-    return run_twins(tmp_path_factory.mktemp("twins"), chosen(request, "name"))
-
-
-def check_twin(run: Run, name: str) -> None:
-    plain, ours = run[name]
-    check_alike(plain, ours)
-    check_executed(ours, CHOSEN[first_case(name)], compiled=False)
-
-
 @pytest.mark.parametrize("name", STOCK)
 def test_zero_queries_equal_the_original_in_plain_vllm(twins, name, record_property):
-    check_twin(twins, name)
+    plain, ours = twins[name]
+    check_alike(plain, ours)
+    check_executed(ours, CHOSEN[first_case(name)], compiled=False)
     record_property("shows", (name, "twin"))

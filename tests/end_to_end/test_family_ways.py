@@ -12,11 +12,10 @@ import tiny_sites
 from checkpoints import write_house
 from facts import FACTS, TINY
 from facts.shared import NARROW_ROWS
-from goldens import check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_engine
 from kinds import KINDS
 
-from tests.end_to_end.test_families import CHUNK, JUDGED, check_trace
+from tests.end_to_end.test_families import CHUNK, JUDGED, check_run
 from tests.end_to_end.test_parallel import sharded
 
 pytestmark = pytest.mark.engine
@@ -48,9 +47,7 @@ def check(name: str, folder: Path, root: Path, jobs: list[dict[str, Any]]) -> No
     results = run_engine(jobs, root / "run")["results"]
     model = tiny_sites.load(folder)
     for job, result in zip(jobs, results, strict=True):
-        check_all_against(model, job, result, FACTS[name].caches_prefixes)
-        check_executed(result, job["algorithm"], compiled=job["mode"] == "compiled")
-        check_trace(model, max(job["prompts"], key=len), result["trace"])
+        check_run(model, job, result, FACTS[name].caches_prefixes)
 
 
 def check_every_way(name: str, root: Path, record_property) -> None:
@@ -84,15 +81,12 @@ def check_every_way(name: str, root: Path, record_property) -> None:
         record_property("shows", (name, column))
 
 
-@pytest.mark.families
-@pytest.mark.parametrize("name", KINDS)
-def test_a_kind_in_every_way(name, tmp_path, record_property):
-    random.seed()
-    check_every_way(name, tmp_path, record_property)
+OTHERS = [name for name in JUDGED if name not in KINDS]
+MARKED = [pytest.param(name, marks=pytest.mark.families) for name in KINDS]
+MARKED += [pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS]
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [name for name in JUDGED if name not in KINDS])
+@pytest.mark.parametrize("name", MARKED)
 def test_a_family_in_every_way(name, tmp_path, record_property):
     random.seed()
     check_every_way(name, tmp_path, record_property)

@@ -11,7 +11,7 @@ import pytest
 from adapters import WEIGHTS, copy_with, linear_layers, write_adapter, write_merged
 from checkpoints import GOLDENS, computes_int8, quantised, write_house
 from goldens import check_answers, check_job, expected
-from jobs import engine_job, fresh_prompts, run_engine, run_verify
+from jobs import engine_job, fresh_prompts, run_engine, run_verify, verify_job
 from safetensors.torch import load_file
 from serving import FAMILY_GOLDENS
 
@@ -126,16 +126,8 @@ def test_sites_of_a_quantised_model(algorithms, tmp_path):
     # Sizes that vLLM's INT8 kernels for AMX refuse: those take no float32.
     base = write_house(tmp_path / "base", "llama", hidden=136, intermediate=272, **SHAPE)
     served = quantised(tmp_path / "int8", base)
-    jobs = [
-        {
-            "served": str(served),
-            "reference": str(base),
-            "prompts": fresh_prompts((40,)),
-            "chosen": {"attnres_algorithm": algorithm},
-            "dtype": "float32",
-        }
-        for algorithm in algorithms
-    ]
+    ask = served, base, fresh_prompts((40,))
+    jobs = [verify_job(*ask, attnres_algorithm=algorithm) for algorithm in algorithms]
     for report in run_verify(jobs, tmp_path / "run"):
         wrong = set(report["parts"])
         assert wrong == {
@@ -161,14 +153,8 @@ INT8_BOUND = 0.2
 def test_answers_of_quantised_models(name, tmp_path):
     """An intact INT8 checkpoint loads and answers as its float model does."""
     source = GOLDENS / name
-    job = {
-        "served": str(quantised(tmp_path / name, source)),
-        "reference": str(source),
-        "prompts": fresh_prompts((9, 40)),
-        "chosen": {"attnres_algorithm": "two_phase"},
-        "dtype": "bfloat16",
-    }
-    (answer,) = run_verify([job], tmp_path / "run")
+    job = verify_job(quantised(tmp_path / name, source), source, fresh_prompts((9, 40)))
+    (answer,) = run_verify([job | {"dtype": "bfloat16"}], tmp_path / "run")
     assert fmean(answer) < INT8_BOUND
 
 

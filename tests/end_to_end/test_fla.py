@@ -8,11 +8,10 @@ from typing import Any
 
 import fla_models
 import pytest
-from goldens import check_alike, check_all_against, check_executed, rounded
+from goldens import check_all_against, check_executed, rounded
 from jobs import engine_job, fresh_prompts, run_engine, run_random
 
-from attnres_serve.checkpoints.convert.command import convert
-from tests.end_to_end.test_families import CHUNK, check_traced, chosen
+from tests.end_to_end.test_families import CHUNK, check_traced, check_zero_queries, chosen
 from tests.end_to_end.test_family_ways import SPLIT, TWO
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # FLA's and Transformers'
@@ -120,9 +119,4 @@ def test_compiled(model_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", fla_models.DELTA)
 def test_zero_queries_equal_the_same_class_without(model_type: str, tmp_path: Path) -> None:
     plain = fla_models.write(tmp_path / "plain", model_type, 11, attnres_block_size=None)
-    convert(str(plain), str(tmp_path / "zero"), zero_queries_block_size=3)
-    prompts = fresh_prompts((5, 40, 180))
-    jobs = [engine_job(plain, prompts, None), engine_job(tmp_path / "zero", prompts, "two_phase")]
-    wanted, found = run_engine(jobs, tmp_path / "run")["results"]
-    check_alike(wanted, found)
-    check_executed(found, "two_phase", compiled=False)
+    check_zero_queries(plain, tmp_path)

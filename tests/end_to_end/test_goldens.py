@@ -173,36 +173,28 @@ def golden_job(golden, algorithm, mode, chunked, backend) -> dict:
     return job | {"chunk": CHUNK if chunked else 0}
 
 
-# Each algorithm on blocks, on Full AttnRes or on a cumulative sum, eager and compiled.
+# Each algorithm on blocks, on Full AttnRes or on a cumulative sum, eager and compiled; and how many
+# prompts: of all of them each row takes minutes.
 TRITON = [
-    (BLOCK, "two_phase", "compiled"),
-    (FULL, "single_pass", "compiled"),
-    (FULL, "two_phase", "compiled"),
-    (OPEN, "single_pass", "eager"),
-    (OPEN, "two_phase", "compiled"),
+    (FULL, "two_phase", "eager", 2),
+    (BLOCK, "two_phase", "compiled", None),
+    (FULL, "single_pass", "compiled", None),
+    (FULL, "two_phase", "compiled", None),
+    (OPEN, "single_pass", "eager", None),
+    (OPEN, "two_phase", "compiled", None),
 ]
 
 
-def check_in_the_interpreter_of_triton(name, algorithm, mode, prompts, folder):
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "algorithm", "mode", "prompts"), TRITON)
+def test_golden_in_the_interpreter_of_triton(name, algorithm, mode, prompts, tmp_path):
+    """The triton backend in a whole model."""
     golden = GOLDENS / name
     cases = expected(golden)[:prompts]
     tokens = [case["prompt"] for case in cases]
     # In blocks of 32, so that the second shortest prompt, of 33 tokens, is cached.
     job = engine_job(golden, tokens, algorithm, mode, "triton", block_size=32)
-    (result,) = run_engine([job], folder, TRITON_INTERPRET="1")["results"]
+    (result,) = run_engine([job], tmp_path, TRITON_INTERPRET="1")["results"]
     check_job(result, cases)
     assert result["backend"] == "triton"
     check_executed(result, algorithm, compiled=mode == "compiled")
-
-
-@pytest.mark.exhaustive
-def test_short_prompts_in_the_interpreter_of_triton(tmp_path):
-    """The triton backend in a whole model; other models and all prompts take minutes, see below."""
-    check_in_the_interpreter_of_triton(FULL, "two_phase", "eager", 2, tmp_path)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("name", "algorithm", "mode"), TRITON)
-def test_golden_in_the_interpreter_of_triton(name, algorithm, mode, tmp_path):
-    """Every prompt."""
-    check_in_the_interpreter_of_triton(name, algorithm, mode, None, tmp_path)

@@ -11,12 +11,12 @@ from checkpoints import write_house
 from checkpoints.kimi import write_with_more
 from facts.kimi_linear import KIMI_LAYERS
 from goldens import check_all_against, check_executed
-from jobs import engine_job, fresh_prompts, run_named, run_random, run_verify
+from jobs import engine_job, fresh_prompts, run_named, run_random, run_verify, verify_job
 from safetensors.torch import load_file, save_file
 from serving import FAMILY_GOLDENS
 
 from attnres_serve.settings import ALGORITHMS
-from tests.end_to_end.test_families import check_trace, chosen
+from tests.end_to_end.test_families import check_run, chosen
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
@@ -184,24 +184,11 @@ def ways(request, tmp_path_factory):
     "name", [*WAYS, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in COMPILED)]
 )
 def test_kimi_k3_in_every_way(ways, name):
-    job, result = ways[name]
-    model = tiny_sites.load(GOLDEN_K3)
-    check_all_against(model, job, result, caches_prefixes=False)
-    check_executed(result, job["algorithm"], compiled=job["mode"] == "compiled")
-    check_trace(model, max(job["prompts"], key=len), result["trace"])
+    check_run(tiny_sites.load(GOLDEN_K3), *ways[name], caches_prefixes=False)
 
 
 def test_verify_judges_them(tmp_path):
     prompts = fresh_prompts((40,))
-    jobs = [
-        {
-            "served": str(golden),
-            "reference": str(golden),
-            "prompts": prompts,
-            "chosen": {"attnres_algorithm": "two_phase"},
-            "dtype": "float32",
-        }
-        for golden in (GOLDEN, GOLDEN_K3)
-    ]
+    jobs = [verify_job(golden, golden, prompts) for golden in (GOLDEN, GOLDEN_K3)]
     for report in run_verify(jobs, tmp_path):
         assert report["holds"], report

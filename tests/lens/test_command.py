@@ -236,29 +236,24 @@ def test_a_temporary_server_gets_the_other_flags(words, server, monkeypatch, tmp
     assert server["headers"] == {"Authorization": "Bearer its key"}
 
 
-@pytest.mark.parametrize("words", ["--prompt -", "--prompt-file -", "--prompt-file p"])
-def test_a_prompt_of_a_file_or_of_stdin(words, server, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("content", "prompt"),
+    [("über\n".encode(), "über\n"), (b"\xef\xbb\xbfimport os\r\n", "import os\r\n")],
+    ids=["umlaut", "mark"],
+)
+@pytest.mark.parametrize(
+    "words", ["--prompt -", "--prompt-file -", "--prompt-file p", "--prompt TEXT"]
+)
+def test_a_prompt_of_a_file_or_of_stdin(words, content, prompt, server, tmp_path, monkeypatch):
+    """A byte order mark is no part of it; line breaks of another system are."""
     monkeypatch.chdir(tmp_path)
-    Path("p").write_text("über\n", encoding="utf-8")
-    with open("p") as file:
-        monkeypatch.setattr("sys.stdin", file)
-        server["answer"] = httpx.Response(200, content=made_up(3, 2).model_dump_json())
-        assert cli.main(["inspect", "--url", "http://x", *words.split(), "--out", "x.json"]) == 0
-    assert server["json"]["prompt"] == "über\n"
-
-
-@pytest.mark.parametrize("words", ["--prompt -", "--prompt-file p", "--prompt TEXT"])
-def test_a_byte_order_mark_is_no_part_of_a_prompt(words, server, tmp_path, monkeypatch):
-    """Line breaks of another system are."""
-    monkeypatch.chdir(tmp_path)
-    content = b"\xef\xbb\xbfimport os\r\n"
     Path("p").write_bytes(content)
     with open("p") as file:
         monkeypatch.setattr("sys.stdin", file)
         server["answer"] = httpx.Response(200, content=made_up(3, 2).model_dump_json())
         given = [word if word != "TEXT" else content.decode() for word in words.split()]
         assert cli.main(["inspect", "--url", "http://x", *given, "--out", "x.json"]) == 0
-    assert server["json"]["prompt"] == "import os\r\n"
+    assert server["json"]["prompt"] == prompt
 
 
 NO_PROMPTS = {

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -227,11 +228,22 @@ def weights(world: Path, name: str) -> dict[str, torch.Tensor]:
     return load_file(world / name / "model.safetensors")
 
 
+@pytest.fixture
+def loaded(make: Make, world: Path) -> Callable[[str], tuple[Any, dict[str, torch.Tensor]]]:
+    """Models by the name of their checkpoint, and the tensors that they have loaded."""
+
+    def load(name: str) -> tuple[Any, dict[str, torch.Tensor]]:
+        model, tensors = make(name), weights(world, name)
+        model.load_weights(iter(tensors.items()))
+        return model, tensors
+
+    return load
+
+
 @pytest.mark.parametrize("name", [*BASES, "unmixed", "fla"])
-def test_weights_arrive(name: str, make: Make, world: Path) -> None:
+def test_weights_arrive(name: str, loaded: Make) -> None:
     """Every query and key norm of the file stands, bit for bit in value, at its own site."""
-    model, tensors = make(name), weights(world, name)
-    model.load_weights(iter(tensors.items()))
+    model, tensors = loaded(name)
     seen = 0
     for index, site in model.attn_res_sites.items():
         if index == 2 * LAYERS:
@@ -248,10 +260,9 @@ def test_weights_arrive(name: str, make: Make, world: Path) -> None:
     assert seen == 2 * LAYERS + (name != "unmixed")
 
 
-def test_fused_weights_arrive(make: Make, world: Path) -> None:
+def test_fused_weights_arrive(loaded: Make) -> None:
     """nanoGPT's queries, keys, values and gate stand where vLLM reads them, bit for bit."""
-    model, tensors = make("nanogpt"), weights(world, "nanogpt")
-    model.load_weights(iter(tensors.items()))
+    model, tensors = loaded("nanogpt")
     for index, layer in enumerate(model.model.layers):
         for own, module in (("c_attn", "qkv_proj"), ("attn_gate", "attn_gate")):
             for leaf in ("weight", "bias"):
@@ -265,20 +276,31 @@ def test_fused_weights_arrive(make: Make, world: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "sentence"),
+    ("checkpoint", "name", "shape", "sentence"),
     [
-        ("model.layers.1.self_attn.v_proj.weight", (64, 64), "two names of one weight"),
-        ("transformer.h.1.attn.c_attn.weight", (190, 64), "3 parts of equal size"),
-        ("transformer.h.1.attn.attn_gate.weight", (64, 32), "config.json makes it"),
+        ("nanogpt", "model.layers.1.self_attn.v_proj.weight", (64, 64), "two names of one weight"),
+        ("nanogpt", "transformer.h.1.attn.c_attn.weight", (190, 64), "3 parts of equal size"),
+        ("nanogpt", "transformer.h.1.attn.attn_gate.weight", (64, 32), "config.json makes it"),
+        # By the format's name and by the house name; the second one would win silently.
+        ("fla", "model.layers.1.self_attention_res_proj.weight", (64,), "two names of one weight"),
+        # Half a query is not loaded into the half of a parameter.
+        ("llama", QUERY, (1, 32), rf"{QUERY}, .*\[1, 32\]; expected \[.*64\]"),
+        ("llama", FINAL_NORM, (1, 32), rf"{FINAL_NORM}, .*\[1, 32\]; expected \[.*64\]"),
+        # A query that has no site is refused, not dropped and not put at another site: that of a
+        # layer too many has the number that the final site would have.
+        ("llama", ONE_LAYER_MORE, (64,), f"{ONE_LAYER_MORE}.* no site"),
+        ("llama", f"model.layers.{LAYERS}.mlp_res_norm.weight", (64,), "mlp_res_norm.* no site"),
+        ("unmixed", "model.output_attn_res_proj.weight", (64,), "output_attn_res.* no site"),
+        ("fla", f"model.layers.{LAYERS}.attn_res_proj.weight", (64,), "attn_res_proj.* no site"),
     ],
 )
-def test_fused_weights_that_are_refused(
-    name: str, value: tuple[int, int], sentence: str, make: Make, world: Path
+def test_a_tensor_that_has_no_place(
+    checkpoint: str, name: str, shape: tuple[int, ...], sentence: str, make: Make, world: Path
 ) -> None:
     """Also where no folder could be judged before."""
-    tensors = weights(world, "nanogpt") | {name: torch.zeros(value)}
+    tensors = weights(world, checkpoint) | {name: torch.zeros(shape)}
     with pytest.raises(CheckpointError, match=sentence):
-        make("nanogpt").load_weights(iter(tensors.items()))
+        make(checkpoint).load_weights(iter(tensors.items()))
 
 
 @pytest.mark.parametrize(
@@ -331,10 +353,9 @@ def test_a_weight_that_overflows_the_served_dtype(make: Make, world: Path) -> No
         model.load_weights(iter(tensors.items()))
 
 
-def test_recency_biases_arrive(make: Make, world: Path) -> None:
+def test_recency_biases_arrive(loaded: Make) -> None:
     """Scalars of open-attnres, each in the last place; the final site does not mix and has none."""
-    model, tensors = make("open"), weights(world, "open")
-    model.load_weights(iter(tensors.items()))
+    model, tensors = loaded("open")
     for index in range(2 * LAYERS):
         name = f"model.layers.{index // 2}.{'mlp' if index % 2 else 'attn'}_res_bias"
         site = model.attn_res_sites[index]
@@ -345,10 +366,9 @@ def test_recency_biases_arrive(make: Make, world: Path) -> None:
     assert model.attn_res_sites[2 * LAYERS].bias is None
 
 
-def test_biases_of_sources_arrive(make: Make, world: Path) -> None:
+def test_biases_of_sources_arrive(make: Make, loaded: Make) -> None:
     """As they are stored; one that is not finite, or that leaves out every source, is refused."""
-    model, tensors = make("biased"), weights(world, "biased")
-    model.load_weights(iter(tensors.items()))
+    model, tensors = loaded("biased")
     masked = 0
     for index, site in model.attn_res_sites.items():
         kind = "mlp" if index % 2 else "self_attention"
@@ -364,10 +384,9 @@ def test_biases_of_sources_arrive(make: Make, world: Path) -> None:
             make("biased").load_weights(iter(wrong.items()))
 
 
-def test_shared_queries_arrive_at_every_site_of_their_block(make: Make, world: Path) -> None:
+def test_shared_queries_arrive_at_every_site_of_their_block(make: Make, loaded: Make) -> None:
     """Sites 0 to 3 have the tensors of site 0, sites 4 and 5 those of site 4."""
-    model, tensors = make("shared"), weights(world, "shared")
-    model.load_weights(iter(tensors.items()))
+    model, tensors = loaded("shared")
     for index, site in model.attn_res_sites.items():
         owner = "output_attn" if index == 6 else f"layers.{2 * (index // 4)}.self_attention"
         stem = f"model.{owner}_res_"
@@ -378,15 +397,6 @@ def test_shared_queries_arrive_at_every_site_of_their_block(make: Make, world: P
     name = "model.layers.0.mlp_res_proj.weight"
     with pytest.raises(CheckpointError, match=rf"the AttnRes tensor {name}, for which"):
         make("shared").load_weights(iter([*tensors.items(), (name, torch.zeros(1, 64))]))
-
-
-def test_the_same_tensor_twice(make: Make, world: Path) -> None:
-    """By the format's name and by the house name; the second one would win silently."""
-    tensors = weights(world, "fla")
-    name = "model.layers.1.attn_res_proj.weight"
-    again = ("model.layers.1.self_attention_res_proj.weight", tensors[name] + 1)
-    with pytest.raises(CheckpointError, match="two names of one weight"):
-        make("fla").load_weights(iter([*tensors.items(), again]))
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -420,44 +430,14 @@ def test_a_site_refuses_the_state_of_any_but_the_one_before_it(make: Make) -> No
             sites[3](zeros.clone(), state)
 
 
-def test_standard_residuals_have_no_sites(make: Make, world: Path) -> None:
+def test_standard_residuals_have_no_sites(make: Make, loaded: Make) -> None:
     """The twin without AttnRes is vLLM's plain model, and refuses a query."""
-    model, tensors = make("standard"), weights(world, "standard")
+    model, tensors = loaded("standard")
     assert model.attn_res_sites == {} and model.attn_res_executed() == {}
     assert not any(isinstance(module, SiteNorm) for module in model.modules())
-    model.load_weights(iter(tensors.items()))
     extra = ("model.layers.0.attn_res_proj.weight", torch.zeros(1, 64))
     with pytest.raises(CheckpointError, match=r"attn_res_proj.* no site"):
         make("standard").load_weights(iter([*tensors.items(), extra]))
-
-
-@pytest.mark.parametrize("name", [QUERY, FINAL_NORM])
-def test_wrong_shape(name: str, make: Make, world: Path) -> None:
-    """Half a query is not loaded into the half of a parameter."""
-    tensors = weights(world, "llama")
-    hidden = tensors[name].numel()
-    tensors[name] = torch.zeros(1, 32)
-    with pytest.raises(CheckpointError, match=rf"\[1, 32\]; expected \[.*{hidden}\]") as caught:
-        make("llama").load_weights(iter(tensors.items()))
-    assert name in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "name"),
-    [
-        # A layer too many: its attention site has the number that the final site would have.
-        ("llama", ONE_LAYER_MORE),
-        ("llama", f"model.layers.{LAYERS}.mlp_res_norm.weight"),
-        ("unmixed", "model.output_attn_res_proj.weight"),
-        ("fla", f"model.layers.{LAYERS}.attn_res_proj.weight"),
-    ],
-)
-def test_left_over(checkpoint: str, name: str, make: Make, world: Path) -> None:
-    """A query that has no site is refused, not dropped and not put at another site."""
-    tensors = weights(world, checkpoint) | {name: torch.zeros(64)}
-    with pytest.raises(CheckpointError, match="no site") as caught:
-        make(checkpoint).load_weights(iter(tensors.items()))
-    assert name in str(caught.value)
 
 
 def test_undeclared_quantised_weights(make: Make, world: Path) -> None:
@@ -582,10 +562,9 @@ def test_tensors_of_other_pipeline_stages(checkpoint: str, make: Make, world: Pa
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_int8", "tied"])
-def test_a_loaded_model_takes_no_weights_again(name: str, make: Make, world: Path) -> None:
+def test_a_loaded_model_takes_no_weights_again(name: str, loaded: Make) -> None:
     """Not a part, nor all: vLLM may have made other weights of the first ones."""
-    model, tensors = make(name), weights(world, name)
-    model.load_weights(iter(tensors.items()))
+    model, tensors = loaded(name)
     before = {found: tensor.clone() for found, tensor in model.state_dict().items()}
     part = {found: tensor for found, tensor in tensors.items() if "layers.1.mlp" in found}
     for again in (part, tensors):
@@ -596,10 +575,9 @@ def test_a_loaded_model_takes_no_weights_again(name: str, make: Make, world: Pat
     assert all(torch.equal(before[found], own) for found, own in model.state_dict().items())
 
 
-def test_a_loaded_model_takes_a_checkpoint_that_was_validated(make: Make, world: Path) -> None:
+def test_a_loaded_model_takes_a_checkpoint_that_was_validated(loaded: Make, world: Path) -> None:
     """Once; after a failure it expects none either."""
-    model, tensors = make("llama"), weights(world, "llama")
-    model.load_weights(iter(tensors.items()))
+    model, tensors = loaded("llama")
     model.attn_res_validate(str(world / "llama"))
     with model.attn_res_expecting():
         model.load_weights(iter(tensors.items()))
@@ -629,8 +607,6 @@ def test_a_checkpoint_in_the_place_of_another(
     folder = shutil.copytree(world / "llama", tmp_path / "other")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
-    if key is None:
-        model.attn_res_validate(str(folder))
-        return
-    with pytest.raises(CheckpointError, match=rf"is of another model .*[(]{key}[)]; start"):
+    message = rf"is of another model .*[(]{key}[)]; start"
+    with pytest.raises(CheckpointError, match=message) if key else nullcontext():
         model.attn_res_validate(str(folder))

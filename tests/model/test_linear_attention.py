@@ -53,6 +53,11 @@ def replaced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+def sizes(**own: Any) -> SimpleNamespace:
+    """What every layer's configuration has, and what a kind's has beside it."""
+    return SimpleNamespace(hidden_size=HIDDEN, hidden_act="silu", rms_norm_eps=EPS, **own)
+
+
 def built(folder: Path, cls: Any, config: Any, **options: Any) -> tuple[Any, VllmConfig]:
     """A layer of vLLM's class, and the configuration that it is in."""
     engine = vllm_config(folder, **options)
@@ -129,13 +134,10 @@ def check(found: list[Tensor], judge: Any, xs: list[Tensor]) -> None:
 
 
 def kda_judge(lower_bound: float | None, full_rank: bool) -> nn.Module:
-    config = SimpleNamespace(
-        hidden_size=HIDDEN,
+    config = sizes(
         linear_num_heads=HEADS,
         linear_head_dim=SIZE,
         linear_conv_kernel_dim=4,
-        hidden_act="silu",
-        rms_norm_eps=EPS,
         layer_types=["linear_attention"],
         linear_lower_bound=lower_bound,
     )
@@ -161,10 +163,8 @@ def test_kimi_delta_attention(replaced: Path, lower_bound: float | None, full_ra
         "gate_lower_bound": lower_bound,
         "use_full_rank_gate": full_rank,
     }
-    config = SimpleNamespace(
-        hidden_size=HIDDEN, hidden_act="silu", rms_norm_eps=EPS, linear_attn_config=linear
-    )
-    layer, engine = built(replaced, kimi_gdn_linear_attn.KimiGatedDeltaNetAttention, config)
+    cls, config = kimi_gdn_linear_attn.KimiGatedDeltaNetAttention, sizes(linear_attn_config=linear)
+    layer, engine = built(replaced, cls, config)
     judge = kda_judge(lower_bound, full_rank)
     gate = judge.forget_gate
     first = [judge.q_proj, judge.k_proj, judge.v_proj]
@@ -183,11 +183,7 @@ def test_kimi_delta_attention(replaced: Path, lower_bound: float | None, full_ra
     layer.o_norm.weight.data.copy_(judge.o_norm.weight)
     layer.o_proj.weight.data.copy_(judge.o_proj.weight)
     xs = inputs()
-
-    def call(layer: Any, x: Tensor) -> Tensor:
-        return layer(x, positions=None)
-
-    found = served(layer, engine, xs, delta_metadata, call)
+    found = served(layer, engine, xs, delta_metadata, lambda layer, x: layer(x, positions=None))
     check(found, judge.double(), xs)
 
 
@@ -195,10 +191,7 @@ def test_kimi_delta_attention(replaced: Path, lower_bound: float | None, full_ra
 @pytest.mark.parametrize("lower_bound", [None, -2.0])
 def test_kimi_delta_attention_of_flas(replaced: Path, lower_bound: float | None) -> None:
     """With a bias in the output gate, by FLA's class: the bound is one without `safe_gate` too."""
-    config = SimpleNamespace(
-        hidden_size=HIDDEN,
-        hidden_act="silu",
-        rms_norm_eps=EPS,
+    config = sizes(
         linear_num_key_heads=HEADS,
         linear_key_head_dim=SIZE,
         linear_conv_kernel_dim=3,
@@ -230,10 +223,7 @@ def test_kimi_delta_attention_of_flas(replaced: Path, lower_bound: float | None)
 
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_gated_delta_net(replaced: Path, key_heads: int) -> None:
-    config = SimpleNamespace(
-        hidden_size=HIDDEN,
-        hidden_act="silu",
-        rms_norm_eps=EPS,
+    config = sizes(
         linear_num_key_heads=key_heads,
         linear_num_value_heads=HEADS,
         linear_key_head_dim=SIZE,
@@ -257,15 +247,8 @@ def test_gated_delta_net(replaced: Path, key_heads: int) -> None:
 
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_gated_delta_net_is_vllms_where_vllm_has_it(replaced: Path, interleaved: bool) -> None:
-    sizes = {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4}
-    config = SimpleNamespace(
-        hidden_size=HIDDEN,
-        hidden_act="silu",
-        rms_norm_eps=EPS,
-        linear_num_key_heads=1,
-        linear_num_value_heads=1,
-        **sizes,
-    )
+    one = {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_conv_kernel_dim": 4}
+    config = sizes(linear_key_head_dim=64, linear_value_head_dim=64, **one)
     stock = qwen_gdn_linear_attn.QwenGatedDeltaNetAttention
     cls = partial(stock, gqa_interleaved_layout=interleaved)
     layer, _ = built(replaced, cls, config, dtype="bfloat16")
@@ -299,8 +282,7 @@ def lightning_judge(weights: dict[str, Tensor], slope: Tensor, groups: int, x: T
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_lightning_attention(replaced: Path, groups: int) -> None:
-    config = SimpleNamespace(
-        hidden_size=HIDDEN,
+    config = sizes(
         num_attention_heads=HEADS,
         head_dim=SIZE,
         num_hidden_layers=4,
@@ -311,7 +293,6 @@ def test_lightning_attention(replaced: Path, groups: int) -> None:
         use_bias=False,
         use_qkv_bias=False,
         group_norm_size=groups,
-        rms_norm_eps=EPS,
     )
     layer, engine = built(replaced, bailing_linear_attn.BailingMoELinearAttention, config)
     fill(layer)

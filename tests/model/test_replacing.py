@@ -331,35 +331,27 @@ def test_a_draft_does_not_make_the_target_whole(worker: Any, world: Path) -> Non
     assert worker.attn_res_broken == {"draft"}
 
 
-def test_a_partial_update_of_files_that_have_changed(world: Path, tmp_path: Path) -> None:
-    folder = write(tmp_path / "own", "llama", 1)
-    config = in_process.vllm_config(folder, max_model_len=64)
-    first, second = tensors(world, "llama", 1), tensors(world, "llama", 2)
-    with set_current_vllm_config(config):
-        worker = started(config, first)
-        before = values(worker)
-        save_file(second, folder / WEIGHTS, metadata={"format": "pt", "more": "x"})
-        with pytest.raises(CheckpointError, match="whose files have changed"):
-            send(worker, {NAME: second[NAME]}, is_partial=True)
-        assert same(values(worker), before)
-
-
-def test_a_rest_that_changes_while_it_is_read(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_partial_update_of_files_that_change(
+    meanwhile: bool, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write(tmp_path / "own", "llama", 1)
-    config = in_process.vllm_config(folder, max_model_len=64)
-    first, second = tensors(world, "llama", 1), tensors(world, "llama", 2)
-    with set_current_vllm_config(config):
-        worker = started(config, first)
-        before, validate = values(worker), type(worker.get_model()).attn_res_validate
+    """Before the update, or while the rest of it is read."""
+    folder, second = write(tmp_path / "own", "llama", 1), tensors(world, "llama", 2)
+    worker = of_folder(folder)
 
-        def and_change(model: Any, name: str) -> None:
-            validate(model, name)
-            save_file(second, folder / WEIGHTS, metadata={"format": "pt", "more": "x"})
+    def change(*_: Any) -> None:
+        validate(*_)
+        save_file(second, folder / WEIGHTS, metadata={"format": "pt", "more": "x"})
 
-        monkeypatch.setattr(type(worker.get_model()), "attn_res_validate", and_change)
-        with pytest.raises(CheckpointError, match=r"^the rest of the update was being read from"):
+    with set_current_vllm_config(worker.vllm_config):
+        before, model = values(worker), type(worker.get_model())
+        validate = model.attn_res_validate
+        if meanwhile:
+            monkeypatch.setattr(model, "attn_res_validate", change)
+        else:
+            change(worker.get_model(), str(folder))
+        message = "^the rest of the update was being read" if meanwhile else "files have changed"
+        with pytest.raises(CheckpointError, match=message):
             send(worker, {NAME: second[NAME]}, is_partial=True)
         assert same(values(worker), before)
 

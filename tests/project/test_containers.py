@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 DOCKERFILES = [DOCKER / "Dockerfile.cpu", DOCKER / "Dockerfile.cuda"]
 COMPOSE = DOCKER / "compose.yaml"
+SERVICES = yaml.safe_load(COMPOSE.read_text())["services"]
 VALUES = DOCKER / "production-stack.yaml"
 ENTRYPOINT = DOCKER / "entrypoint.sh"
 UID = 10001
@@ -31,8 +33,19 @@ def tool(name: str, *arguments: object) -> subprocess.CompletedProcess:
     """Run a command of a package that requirements/test.txt pins."""
     path = Path(sys.executable).with_name(name)
     assert path.exists(), f"{name} is not installed; run `make setup-test`"
-    command = [str(path), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return run(path, *arguments)
+
+
+def run(*words: object, **options: Any) -> subprocess.CompletedProcess:
+    command = [*map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, **options)
+
+
+def script(path: Path, text: str) -> Path:
+    """A command of these lines."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
 
 
 # --- linters
@@ -57,7 +70,7 @@ def test_compose_yaml_follows_the_compose_specification(tmp_path):
 def test_scripts_parse_and_may_be_run(path):
     assert os.access(path, os.X_OK)
     shell = path.read_text().splitlines()[0].split("/")[-1].split()[-1]
-    done = subprocess.run([shell, "-n", path], capture_output=True, text=True)
+    done = run(shell, "-n", path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -99,20 +112,17 @@ DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 
 @pytest.mark.parametrize("base", ["", "python:3.11-slim", f"python@{DIGEST[:-1]}", f"@{DIGEST}"])
 def test_a_release_without_a_digest_is_refused(base):
-    command = ["make", "--no-print-directory", "image-release"]
-    command += [f"BASE_IMAGE={base}", "CONTAINER=false"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    words = ("--no-print-directory", "image-release", f"BASE_IMAGE={base}", "CONTAINER=false")
+    done = run("make", *words)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith(f"image-release: BASE_IMAGE is '{base}'; expected NAME@sha256:")
 
 
 def test_a_release_is_built_on_the_digest(tmp_path):
     """With a stand-in for docker that says what it was given."""
-    tool = tmp_path / "docker"
-    tool.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    tool.chmod(0o755)
+    tool = script(tmp_path / "docker", 'printf "%s\\n" "$@"')
     words = ["image-release", f"BASE_IMAGE=python:3.11-slim@{DIGEST}", f"CONTAINER={tool}"]
-    done = subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = run("make", *words)
     assert done.returncode == 0, done.stderr
     assert f"BASE_IMAGE=python:3.11-slim@{DIGEST}" in done.stdout.splitlines()
 
@@ -150,14 +160,10 @@ def test_the_context_holds_what_is_copied_and_little_else():
 def make_up(tmp_path: Path, options: str, *words: str) -> subprocess.CompletedProcess:
     """With stand-ins for an engine and for compose, which knows some options."""
     for name in ("docker", "compose"):
-        (tmp_path / name).write_text(
-            f'#!/bin/sh\n[ "$1" = --help ] && exec echo "{options}"\n'
-            f'echo {name} "$@" "serves $MODEL as $MODEL_NAME"\n'
-        )
-        (tmp_path / name).chmod(0o755)
+        told = f'echo {name} "$@" "serves $MODEL as $MODEL_NAME"'
+        script(tmp_path / name, f'[ "$1" = --help ] && exec echo "{options}"\n{told}')
     tools = (f"CONTAINER={tmp_path / 'docker'}", f"COMPOSE={tmp_path / 'compose'}")
-    command = ["make", "--no-print-directory", "-o", "docker/api_key", "up", *tools, *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return run("make", "--no-print-directory", "-o", "docker/api_key", "up", *tools, *words)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +181,7 @@ def test_a_model_is_served_as_its_folder(tmp_path, model, words, name):
     assert done.returncode == 0, done.stderr
     folder = ROOT / model
     assert f"--profile cpu up -d serves {folder} as {name}\n" in done.stdout
-    service = yaml.safe_load(COMPOSE.read_text())["services"]["cpu"]
+    service = SERVICES["cpu"]
     assert "--served-model-name ${MODEL_NAME" in " ".join(service["command"])
 
 
@@ -193,7 +199,7 @@ def test_a_compose_without_profiles_is_refused_before_anything_is_built(tmp_path
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
 def test_a_service_is_confined(name):
-    service = yaml.safe_load(COMPOSE.read_text())["services"][name]
+    service = SERVICES[name]
     assert service["profiles"] == [name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -210,17 +216,13 @@ def test_a_service_is_confined(name):
 
 
 def test_a_stop_waits_for_the_drain():
-    services = yaml.safe_load(COMPOSE.read_text())["services"]
     drain = int(re.search(r"--shutdown-timeout (\d+)", ENTRYPOINT.read_text())[1])
-    for service in services.values():
+    for service in SERVICES.values():
         assert int(service["stop_grace_period"].removesuffix("s")) > drain
 
 
 def test_the_key_is_not_committed():
-    done = subprocess.run(
-        ["git", "check-ignore", "docker/api_key"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.stdout == "docker/api_key\n"
+    assert run("git", "check-ignore", "docker/api_key").stdout == "docker/api_key\n"
 
 
 # --- the entrypoint, with a stand-in for attnres-serve
@@ -230,11 +232,9 @@ def test_the_key_is_not_committed():
 def enter(tmp_path):
     """Run the entrypoint; returns what its server was given."""
     (tmp_path / "bin").mkdir()
-    stand_in = tmp_path / "bin" / "attnres-serve"
-    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "pid=$$" "$@"\n')
-    stand_in.chmod(0o755)
+    script(tmp_path / "bin" / "attnres-serve", 'printf "%s\\n" "pid=$$" "$@"')
 
-    def run(*arguments: str, **env: str) -> list[str]:
+    def enter(*arguments: str, **env: str) -> list[str]:
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}"
         process = subprocess.Popen(
             [ENTRYPOINT, *arguments],
@@ -248,7 +248,7 @@ def enter(tmp_path):
         assert pid == f"pid={process.pid}"
         return given.splitlines()
 
-    return run
+    return enter
 
 
 IN_CONTAINER = ["--host", "0.0.0.0", "--shutdown-timeout", "30"]
@@ -307,13 +307,10 @@ def test_the_values_are_as_strict_as_compose_yaml():
 
 def test_without_an_engine_it_says_so_and_skips(tmp_path):
     """``docker`` may be there as a client whose engine is not."""
-    client = tmp_path / "docker"
-    client.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
-    client.chmod(0o755)
+    script(tmp_path / "docker", "echo 'Cannot connect to the Docker daemon' >&2; exit 1")
     for name in ("bash", "dirname", "env"):
         (tmp_path / name).symlink_to(shutil.which(name))
-    env = {"PATH": str(tmp_path)}
-    done = subprocess.run([DOCKER / "test.sh"], env=env, capture_output=True, text=True)
+    done = run(DOCKER / "test.sh", env={"PATH": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
         "image-test: skipped, because no engine of docker or podman answers here.\n"
@@ -323,11 +320,9 @@ def test_without_an_engine_it_says_so_and_skips(tmp_path):
 @pytest.mark.parametrize("release", ["", "1"])
 def test_a_release_is_tried_as_it_was_built(tmp_path, release):
     """And not on a base without a digest, which a new build would have; docker is a stand-in."""
-    stand_in = tmp_path / "docker"
-    stand_in.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\n')
-    stand_in.chmod(0o755)
+    script(tmp_path / "docker", f'echo "$1" >> {tmp_path}/calls')
     env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "RELEASE": release}
-    done = subprocess.run([DOCKER / "test.sh"], env=env, capture_output=True, text=True, timeout=60)
+    done = run(DOCKER / "test.sh", env=env)
     assert "FAILED: user, entrypoint and version of the image" in done.stderr
     calls = (tmp_path / "calls").read_text().split()
     assert ("build" in calls) == (not release)

@@ -68,7 +68,7 @@ def imported(path: Path) -> set[str]:
             found |= {
                 name.name.partition(".")[2]
                 for name in node.names
-                if name.name.startswith("attnres_serve.")
+                if name.name.partition(".")[0] == "attnres_serve"
             }
     return found
 

@@ -10,6 +10,7 @@ import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from goldens import check_golden_over_http
@@ -23,12 +24,16 @@ BUILD = ROOT / "requirements" / "release.py"
 METADATA = f"attnres_serve-{__version__}.dist-info"
 
 
-def built(dist: Path) -> tuple[Path, Path]:
-    done = subprocess.run(
-        [sys.executable, str(BUILD), str(dist)], capture_output=True, text=True, timeout=300
-    )
+def said(*words: object, **options: Any) -> list[str]:
+    """The lines that a command writes; it must end well."""
+    command = [*map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
     assert done.returncode == 0, done.stderr[-3000:]
-    sdist, wheel = map(Path, done.stdout.splitlines()[-2:])
+    return done.stdout.splitlines()
+
+
+def built(dist: Path) -> tuple[Path, Path]:
+    sdist, wheel = map(Path, said(sys.executable, BUILD, dist)[-2:])
     return sdist, wheel
 
 
@@ -44,13 +49,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def sources() -> dict[str, bytes]:
     """What a wheel must hold: every file of the package that git knows, symlinks resolved."""
-    listed = subprocess.run(
-        ["git", "ls-files", "attnres_serve", "kernels", "server"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
+    listed = said("git", "ls-files", "attnres_serve", "kernels", "server", cwd=ROOT)
     names = [name for name in listed if (ROOT / name).is_file()]
     inside = {
         name: name if name.startswith("attnres_serve/") else f"attnres_serve/{name}"
@@ -118,10 +117,8 @@ def test_the_bill_of_materials_has_every_pin(release, tmp_path):
     for folder in (tmp_path / "one", tmp_path / "two"):
         folder.mkdir()
         (folder / release[1].name).touch()
-        done = subprocess.run([*script, folder], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
         path = folder / f"attnres_serve-{__version__}.cdx.json"
-        assert done.stdout == f"{path}\n"
+        assert said(*script, folder) == [str(path)]
         texts.append(path.read_text())
     assert texts[0] == texts[1]
     bill = json.loads(texts[0])
@@ -155,28 +152,20 @@ def test_the_wheel_beside_vllm_serves_a_golden(release, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
     python = [str(venv / "bin" / "python"), "-P"]  # not from this folder, which has the package
 
-    def said(code: str) -> list[str]:
-        done = subprocess.run([*python, "-c", code], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout.splitlines()
-
-    (own,) = said("import sysconfig; print(sysconfig.get_path('purelib'))")
+    (own,) = said(*python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
     # A line of a .pth file is a path; what makes this package editable there is not followed.
     Path(own, "vllm.pth").write_text(sysconfig.get_path("purelib"))
-    before = set(said(INSTALLED))
+    before = set(said(*python, "-c", INSTALLED))
     assert any(line.startswith("vllm") for line in before)
 
-    def pip(*words: str) -> subprocess.CompletedProcess[str]:
-        own = [sys.executable, "-m", "pip", "--python", python[0], *words]
-        return subprocess.run(own, capture_output=True, text=True, timeout=300)
-
+    pip = [sys.executable, "-m", "pip", "--python", python[0]]
     # Where the package is editable it counts as installed; ignored are its dependencies, too.
-    done = pip("install", "--no-index", "--ignore-installed", "--no-deps", str(release[1]))
-    assert done.returncode == 0, done.stderr[-3000:]
-    missing = [line for line in pip("check").stdout.splitlines() if "attnres" in line]
-    assert missing == []
-    assert set(said(INSTALLED)) ^ before == {f"attnres-serve {__version__} {own}"}
-    assert said("import attnres_serve; print(attnres_serve.__file__)")[0].startswith(own)
+    said(*pip, "install", "--no-index", "--ignore-installed", "--no-deps", release[1])
+    checked = subprocess.run([*pip, "check"], capture_output=True, text=True, timeout=300)
+    assert [line for line in checked.stdout.splitlines() if "attnres" in line] == []
+    assert {*said(*python, "-c", INSTALLED)} ^ before == {f"attnres-serve {__version__} {own}"}
+    (file,) = said(*python, "-c", "import attnres_serve; print(attnres_serve.__file__)")
+    assert file.startswith(own)
 
     server = (*python, "-m", "vllm.entrypoints.openai.api_server", "--model")
     flags = ["--dtype", "float32", "--max-model-len", "256", "--enforce-eager"]

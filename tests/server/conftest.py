@@ -1,12 +1,28 @@
-"""vLLM's own app without an engine, a log of a start, and no key in the environment."""
+"""vLLM's own app without an engine, a shared server, and no key in the environment."""
 
 import tempfile
 from collections.abc import Iterator
 
+import demo_servers
 import pytest
 from fastapi import FastAPI
+from serving import Server
 
 from attnres_serve.start.engine_log import EngineLog
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> Server:
+    """The one that a module shares with others, for modules without a server of their own."""
+    asks = f"server/{request.path.name}"
+    (name,) = (name for name, modules in demo_servers.MODULES.items() if asks in modules)
+    return request.getfixturevalue(name)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The loop of tests that are coroutines."""
+    return "asyncio"
 
 
 @pytest.fixture(autouse=True)

@@ -164,9 +164,7 @@ def lines(monkeypatch) -> Iterator[Lines]:
 )
 @pytest.mark.parametrize("path", ["/final", "/cumulative", "/stream"])
 def test_tokens_are_those_of_the_engine(lines, path, query, into, out):
-    client = Client("POST", path, [ID])
-    client.scope["query_string"] = query[1:].encode()
-    assert asyncio.run(client.ask(app_of(Engine()))).status == 200
+    assert ask(app_of(Engine()), "POST", path, [ID], query=query[1:]).status == 200
     found = lines.only()
     assert found["request"] == f"POST {path}{query} HTTP/1.1"
     assert (found["status"], found["into"], found["out"]) == ("200", str(into), str(out))
@@ -181,9 +179,7 @@ def test_what_asked_no_engine_has_no_tokens(lines):
 
 
 def test_a_beam_search_counts_otherwise_than_its_client(lines):
-    client = Client("POST", "/final")
-    client.scope["query_string"] = b"name=cmpl-beam"
-    asyncio.run(client.ask(app_of(Engine())))
+    ask(app_of(Engine()), "POST", "/final", query="name=cmpl-beam")
     assert lines.only()["out"] == "-"
 
 
@@ -210,8 +206,7 @@ def test_a_client_that_leaves_has_a_line(lines, path, leaves_at, into, out):
     engine = Engine()
 
     async def main() -> None:
-        client = Client("POST", path, [ID])
-        client.scope["query_string"] = b"n=2&prompts=2"
+        client = Client("POST", path, [ID], query="n=2&prompts=2")
         steps = 0
 
         async def pause(_: float) -> None:
@@ -238,14 +233,10 @@ def test_probes_have_a_line_only_where_they_fail(lines, path):
     app = app_of(Engine())
     assert ask(app, "GET", path).status == 200
     assert lines.text == []
-    client = Client("GET", path)
-    client.scope["query_string"] = b"status=503"
-    asyncio.run(client.ask(app))
+    ask(app, "GET", path, query="status=503")
     assert lines.only()["status"] == "503"
     app.state.attn_res_lifecycle.stopping = True  # when probes are to fail
-    client = Client("GET", path)
-    client.scope["query_string"] = b"status=503"
-    asyncio.run(client.ask(app))
+    ask(app, "GET", path, query="status=503")
     assert len(lines.text) == 1
 
 
@@ -296,8 +287,8 @@ def test_a_line_is_json_by_the_file(monkeypatch):
     try:
         with logging_by(config, monkeypatch) as lines:
             access_log._take_over()
-            asyncio.run(Client("POST", "/a%b", [ID]).ask(app_of(Engine())))
-            asyncio.run(Client("POST", "/final", [ID]).ask(app_of(Engine())))
+            for path in ("/a%b", "/final"):
+                ask(app_of(Engine()), "POST", path, [ID])
     finally:
         logger.handlers[:], logger.level, logger.propagate = before
     first, second = (json.loads(line) for line in lines.text)

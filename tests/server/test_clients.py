@@ -13,11 +13,6 @@ pytestmark = pytest.mark.engine
 ADDRESS = "http://127.0.0.1:8000"
 
 
-@pytest.fixture(scope="module")
-def server(open_server):
-    return open_server
-
-
 def test_openai_python(server, capsys):
     lines = block("openai-python", "python")
     assert ADDRESS in lines

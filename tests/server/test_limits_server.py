@@ -21,11 +21,6 @@ COMPLETION = {"model": "demo", "prompt": "def ", "max_tokens": 2}
 
 
 @pytest.fixture(scope="module")
-def server(keyed_server):
-    return keyed_server
-
-
-@pytest.fixture(scope="module")
 def client(server) -> Iterator[httpx.Client]:
     headers = {"authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=server.url, headers=headers, timeout=120) as client:

@@ -2,44 +2,27 @@
 
 import json
 import re
-import time
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from faults import until
 from serving import Server
 
 from tests.project.test_deploy import metric_names, queries
 
 pytestmark = pytest.mark.engine
 
+SOON = 120  # seconds: every process sends its spans in batches, every five
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-
-
-@pytest.fixture(scope="module")
-def server(open_server: Server) -> Server:
-    return open_server
-
-
-def wait_for(found: Callable[[], Any]) -> Any:
-    """What ``found`` returns once it is no longer empty.
-
-    Every process sends its spans in batches, every five seconds.
-    """
-    deadline = time.monotonic() + 120
-    while not (spans := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    return spans
 
 
 def test_a_request_is_a_span_of_the_callers_trace(server, collector):
     header = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     body = {"model": "demo", "prompt": "import os", "max_tokens": 5}
     answer = server.client.post("/v1/completions", json=body, headers=header).raise_for_status()
-    ((resource, span),) = wait_for(
-        lambda: [pair for pair in collector[1] if pair[1].trace_id.hex() == TRACE]
+    ((resource, span),) = until(
+        lambda: [pair for pair in collector[1] if pair[1].trace_id.hex() == TRACE], SOON
     )
     assert (span.name, span.parent_span_id.hex()) == ("llm_request", PARENT)
     said = {item.key: item.value for item in resource.attributes}
@@ -52,7 +35,7 @@ def test_a_request_is_a_span_of_the_callers_trace(server, collector):
 
 def test_the_start_is_a_trace(server, collector):
     names = {"Load weights", "Worker init"}
-    assert wait_for(lambda: names <= {span.name for _, span in collector[1]})
+    until(lambda: names <= {span.name for _, span in collector[1]}, SOON)
 
 
 def test_every_line_of_the_log_is_json(server):
@@ -84,12 +67,12 @@ def test_access_lines_have_the_tokens_of_the_usage(server):
             headers = {"X-Request-Id": f"{name}-{stream}"}
             answer = server.client.post("/v1/completions", json=body | options, headers=headers)
             assert answer.status_code == 200 and ("usage" in answer.text) is not stream
-            line = wait_for(lambda name=headers["X-Request-Id"]: lines_of(server, name))[0]
+            line = until(lambda name=headers["X-Request-Id"]: lines_of(server, name), SOON)[0]
             said = line["tokens_in"], line["tokens_out"]
             assert said == (usage["prompt_tokens"], usage["completion_tokens"])
             assert line["duration_s"] > 0 and line["tokens_per_s"] > 0
     server.client.get("/v1/models", headers={"X-Request-Id": "none"})
-    (line,) = wait_for(lambda: lines_of(server, "none"))
+    (line,) = until(lambda: lines_of(server, "none"), SOON)
     assert (line["status"], line["path"], line["tokens_out"]) == (200, "/v1/models", None)
 
 

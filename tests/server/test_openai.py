@@ -22,11 +22,6 @@ CHAT = {"model": "demo", "messages": MESSAGES, "temperature": 0, "max_completion
 
 
 @pytest.fixture(scope="module")
-def server(open_server):
-    return open_server
-
-
-@pytest.fixture(scope="module")
 def client(server):
     return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
 
@@ -123,43 +118,26 @@ def test_responses_whole_and_streamed(client):
 
 
 A, B = (tokenizer.load(DEMO)(letter, add_special_tokens=False).input_ids[0] for letter in "ab")
-# What contradicts itself at once, after some tokens, or by a grammar; and the field that is named.
-DEAD_ENDS: dict[str, tuple[dict, str]] = {
-    "at once": ({"allowed_token_ids": [A], "bad_words": ["a"]}, "allowed_token_ids"),
-    "at once, sampled": (
-        {"allowed_token_ids": [A], "bad_words": ["a"], "temperature": 1, "n": 2},
-        "allowed_token_ids",
-    ),
-    "the end": ({"allowed_token_ids": [2], "min_tokens": 4}, "allowed_token_ids"),
-    "on the way": (
-        {"allowed_token_ids": [A, B], "bad_words": ["aa", "ab", "ba", "bb"]},
-        "allowed_token_ids",
-    ),
-    "on the way, sampled": (
-        {"allowed_token_ids": [A], "bad_words": ["aaa"], "temperature": 1, "n": 3},
-        "allowed_token_ids",
-    ),
-    "a grammar": (
-        {"allowed_token_ids": [B], "structured_outputs": {"regex": "a+"}},
-        "allowed_token_ids",
-    ),
-    "a grammar and a word": (
-        {"bad_words": ["a"], "structured_outputs": {"regex": "a"}},
-        "bad_words",
-    ),
-    "a penalty": ({"repetition_penalty": 1e-38}, "repetition_penalty"),
-    "a wrong grammar": (
-        {"structured_outputs": {"regex": "(["}},
-        "structured_outputs.regex",
-    ),
+# What contradicts itself at once, after some tokens, or by a grammar; the first field is named.
+DEAD_ENDS: dict[str, dict] = {
+    "at once": {"allowed_token_ids": [A], "bad_words": ["a"]},
+    "at once, sampled": {"allowed_token_ids": [A], "bad_words": ["a"], "temperature": 1, "n": 2},
+    "the end": {"allowed_token_ids": [2], "min_tokens": 4},
+    "on the way": {"allowed_token_ids": [A, B], "bad_words": ["aa", "ab", "ba", "bb"]},
+    "on the way, sampled": {"allowed_token_ids": [A], "bad_words": ["aaa"], "n": 3}
+    | {"temperature": 1},
+    "a grammar": {"allowed_token_ids": [B], "structured_outputs": {"regex": "a+"}},
+    "a grammar and a word": {"bad_words": ["a"], "structured_outputs": {"regex": "a"}},
+    "a penalty": {"repetition_penalty": 1e-38},
 }
+WRONG = {"structured_outputs": {"regex": "(["}}, "structured_outputs.regex"
 ROUTES = {"/v1/completions": ASK, "/v1/chat/completions": CHAT}
 # A grammar that permits no character, which the third route reads as well.
 NOTHING = {"structured_outputs": {"regex": "[^\\x00-\\U0010ffff]"}}
 REFUSED = [
-    *((path, *case) for path in ROUTES for case in DEAD_ENDS.values()),
+    *((path, case, next(iter(case))) for path in ROUTES for case in DEAD_ENDS.values()),
     ("/v1/responses", NOTHING, "structured_outputs"),
-    ("/v1/responses", *DEAD_ENDS["a wrong grammar"]),
+    *((path, *WRONG) for path in (*ROUTES, "/v1/responses")),
     ("/v1/responses", {"repetition_penalty": 1e38}, "repetition_penalty"),
 ]
 

@@ -269,33 +269,54 @@ def visit(browser) -> Iterator[Callable[..., Visit]]:
         context.close()
 
 
-def test_the_file_in_a_browser(visit, tmp_path):
+@pytest.fixture
+def shown(visit, tmp_path) -> Callable[..., Visit]:
+    """The HTML file of a trace, drawn in a tab of some width."""
+    file = tmp_path / "trace.html"
+
+    def show(trace: dict[str, Any], width: int = 1280) -> Visit:
+        file.write_text(inspect_page.html(trace))
+        found = visit(viewport={"width": width, "height": 800})
+        found.tab.goto(file.as_uri())
+        found.drawn()
+        return found
+
+    return show
+
+
+def run_on(visit, server: MadeUpServer, words: str, size=(1280, 900), **options) -> Visit:
+    """The page with a run that its address asks of a made-up server, on a screen of some size."""
+    width, height = size
+    found = visit(viewport={"width": width, "height": height}, base_url=SITE, **options)
+    server.serve(found.tab)
+    found.tab.goto(f"/attn_res#{words}")
+    found.finished()
+    return found
+
+
+def test_the_file_in_a_browser(shown, tmp_path):
     """Nothing is loaded; hostile texts are texts; deep models fit, also on a phone."""
     texts = [*HOSTILE, " def", "\n\n", "\t", None, "", "é", "\x00", "\ufffd"] * 3
     edits = [{"sites": [3, "final"], "sources": ["block 1"], "mask": True}]
     for layers, block, width in ((2, 2, 1280), (28, 7, 390), (24, 1, 390)):
         trace = made_up_trace(layers, block, texts) | {"edits": edits}
-        file = tmp_path / f"{layers}.html"
-        file.write_text(inspect_page.html(trace))
-        found = visit(viewport={"width": width, "height": 800})
-        found.tab.goto(file.as_uri())
-        found.drawn()
+        found = shown(trace, width)
         assert json.loads(found.text("#trace")) == trace
         policy = found.tab.locator("meta[http-equiv]").get_attribute("content")
         assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy
         assert found.cells() == sum(len(site["sources"]) for site in trace["sites"])
         assert not found.overflows()
-        shown = found.tab.locator("#tokens [role=option]").all_text_contents()
-        assert shown[:2] == [text.replace(" ", "·") for text in HOSTILE[:2]]
-        assert shown[2:7] == ["<!--", "U+202E", "·def", "↵↵", "⇥"]
-        assert shown[7:12] == ["#107", "#108", "é", "U+0000", "#111"]
+        tokens = found.tab.locator("#tokens [role=option]").all_text_contents()
+        assert tokens[:2] == [text.replace(" ", "·") for text in HOSTILE[:2]]
+        assert tokens[2:7] == ["<!--", "U+202E", "·def", "↵↵", "⇥"]
+        assert tokens[7:12] == ["#107", "#108", "é", "U+0000", "#111"]
         assert found.tab.evaluate("typeof hacked") == "undefined"
         assert found.text("#model") == "made up"
         assert found.tab.locator("#edited").is_visible()
         name = "attention of layer 0" if block == 1 else "block 1"
         assert found.text("#edited") == f"Edited: {name} masked at sites 3, final, all tokens."
         assert found.errors == []
-        assert found.asked == {file.as_uri()}
+        assert found.asked == {(tmp_path / "trace.html").as_uri()}
         assert found.tab.locator("form").count() == 0
 
 
@@ -307,14 +328,10 @@ def test_the_file_in_a_browser(visit, tmp_path):
         (4, 4, 4, ["embedding", "block 1"]),
     ],
 )
-def test_sources_have_names(visit, tmp_path, layers, block, site, names):
+def test_sources_have_names(shown, layers, block, site, names):
     """Those of a Full model are sublayers, in tables, at the map of tokens and in an edit."""
     edit = {"sites": [site], "sources": [f"block {block}"[:7]], "mask": True}
-    trace = made_up_trace(layers, block, ["a", " ", "\n"]) | {"edits": [edit]}
-    file = tmp_path / "trace.html"
-    file.write_text(inspect_page.html(trace))
-    found = visit()
-    found.tab.goto(file.as_uri())
+    found = shown(made_up_trace(layers, block, ["a", " ", "\n"]) | {"edits": [edit]})
     for column, name in enumerate(names):
         found.cell(site, column).click()
         assert found.text("#readout p").endswith(f", reads {name}")
@@ -328,11 +345,11 @@ def test_sources_have_names(visit, tmp_path, layers, block, site, names):
     assert found.errors == []
 
 
-def test_tokens_are_quoted_so_that_blanks_are_seen(visit, tmp_path):
+def test_tokens_are_quoted_so_that_blanks_are_seen(shown):
     """In tables and where one is chosen: with all of its blanks as the browser lays them out."""
     texts = [" ", "\n\n", "\t", '"', "\u202e", "\xa0", None, "é", "a  b", "\u200bx", "\ufffd", ""]
-    shown = ['" "', r'"\n\n"', r'"\t"', r'"\""', r'"\u{202E}"', r'"\u{00A0}"', "id 6"]
-    shown += ['"é"', '"a  b"', r'"\u{200B}x"', "id 10", "id 11"]
+    quotes = ['" "', r'"\n\n"', r'"\t"', r'"\""', r'"\u{202E}"', r'"\u{00A0}"', "id 6"]
+    quotes += ['"é"', '"a  b"', r'"\u{200B}x"', "id 10", "id 11"]
     likely = [{"id": at, "text": text, "logprob": -1.0} for at, text in enumerate(texts)]
     trace = made_up_trace(1, 2, texts)
     rows = [{"position": 0, "next": None, "top": likely}]
@@ -343,29 +360,21 @@ def test_tokens_are_quoted_so_that_blanks_are_seen(visit, tmp_path):
     ]
     for token in trace["tokens"]:
         token["id"] = token["position"]
-    file = tmp_path / "trace.html"
-    file.write_text(inspect_page.html(trace))
-    found = visit()
-    found.tab.goto(file.as_uri())
-    found.drawn()
-    for at, quoted in enumerate(shown):
+    found = shown(trace)
+    for at, quoted in enumerate(quotes):
         found.tab.locator("#tokens [role=option]").nth(at).click()
         said = f"{quoted} (id {at})" if quoted[0] == '"' else quoted
         text = found.tab.locator("#chosen").inner_text()
         assert text.startswith(f"Chosen: token {at}, {said}, of ")
     found.tab.locator("#tokens [role=option]").first.click()
     found.cell(1, 0).click()
-    assert found.tab.locator("#readout tbody th.token").all_text_contents() == shown
+    assert found.tab.locator("#readout tbody th.token").all_text_contents() == quotes
     assert found.errors == []
 
 
-def test_colours_and_quantiles_are_those_of_the_command(visit, tmp_path):
+def test_colours_and_quantiles_are_those_of_the_command(shown):
     """What the page computes by itself, against matplotlib and numpy."""
-    file = tmp_path / "trace.html"
-    file.write_text(inspect_page.html(made_up_trace(2, 2, ["a", "b", "c"])))
-    found = visit()
-    found.tab.goto(file.as_uri())
-    found.drawn()
+    found = shown(made_up_trace(2, 2, ["a", "b", "c"]))
     values = [0, 1e-4, 0.003, 0.02, 0.1, 0.33, 0.5, 0.77, 1]
     for sources, root in ((figure.FEW_SOURCES, 2), (figure.FEW_SOURCES + 1, 3)):
         ours = found.tab.evaluate(
@@ -415,13 +424,9 @@ EXAMPLE = json.loads((page.FOLDER / "example.json").read_text())
     ],
     ids=["blocks", "edited", "full", "lens"],
 )
-def test_a_saved_figure_stands_alone(visit, tmp_path, trace, width, own):
+def test_a_saved_figure_stands_alone(visit, shown, tmp_path, trace, width, own):
     """It has its scale, legend and layers, all as text within its frame, at every width."""
-    file = tmp_path / "trace.html"
-    file.write_text(inspect_page.html(trace))
-    found = visit(viewport={"width": width, "height": 800})
-    found.tab.goto(file.as_uri())
-    found.drawn()
+    found = shown(trace, width)
     assert not found.overflows()
     wanted = {
         "weights": KINDS | LAYERS,
@@ -471,10 +476,7 @@ def test_what_has_no_room_is_left_out(
 ):
     """The last tokens are traced, the lens reads the last of those, and a sentence says so."""
     server = MadeUpServer(layers, block, weights)
-    found = visit(viewport={"width": 1280, "height": 900}, base_url=SITE)
-    server.serve(found.tab)
-    found.tab.goto(f"/attn_res#max_tokens={tokens}&prompt={'a' * min(prompt, 1900)}")
-    found.finished()
+    found = run_on(visit, server, f"max_tokens={tokens}&prompt={'a' * min(prompt, 1900)}")
     if prompt > 1900:
         server.asked.clear()
         found.trace("a" * prompt, tokens)
@@ -838,13 +840,8 @@ def test_refusals_are_shown_as_the_server_says_them(opened, server):
 @pytest.fixture(params=[(1440, 900), (390, 844)], ids=["screen", "phone"])
 def made_up_page(request, visit) -> tuple[Visit, MadeUpServer]:
     """The page with a run, of a made-up server, on a screen and on a phone."""
-    width, height = request.param
-    found = visit(viewport={"width": width, "height": height}, base_url=SITE)
     server = MadeUpServer(4, 4)
-    server.serve(found.tab)
-    found.tab.goto("/attn_res#max_tokens=3&prompt=abc")
-    found.finished()
-    return found, server
+    return run_on(visit, server, "max_tokens=3&prompt=abc", request.param), server
 
 
 TRACE = re.compile("/v1/attn_res/trace$")
@@ -956,11 +953,8 @@ SMALL = """() => {
 
 def test_the_mean_of_what_is_served(visit):
     """Over the tokens of prompts and answers, beside the map of the token; a file has none."""
-    found = visit(viewport={"width": 1280, "height": 900}, base_url=SITE)
     server = MadeUpServer(4, 4)
-    server.serve(found.tab)
-    found.tab.goto("/attn_res#max_tokens=3&prompt=iii.")
-    found.finished()
+    found = run_on(visit, server, "max_tokens=3&prompt=iii.")
     found.tab.select_option("#mode", "served")
     found.tab.locator(
         '#second svg[aria-label="Depth attention, mean of what is served"]'
@@ -970,24 +964,17 @@ def test_the_mean_of_what_is_served(visit):
         mean = (4 * means[0] + 12 * means[1]) / 16
         fills = [found.cell(row, at, "second").get_attribute("fill") for at in range(len(mean))]
         assert is_coloured(fills, mean)
-    found.tab.set_input_files(
-        "#open",
-        {
-            "name": "x.json",
-            "mimeType": "application/json",
-            "buffer": json.dumps(made_up_trace(4, 4, ["a"])).encode(),
-        },
-    )
+    trace = json.dumps(made_up_trace(4, 4, ["a"])).encode()
+    file = {"name": "x.json", "mimeType": "application/json", "buffer": trace}
+    found.tab.set_input_files("#open", file)
     found.tab.locator('#mode option[value="served"]:disabled').wait_for(state="attached")
     assert found.tab.locator("#mode").input_value() == "mean" and found.errors == []
 
 
 def test_a_finger_finds_what_it_presses(visit):
     """24 pixels either way on a phone: cells of a model that is not too deep among them."""
-    found = visit(viewport={"width": 390, "height": 844}, base_url=SITE, has_touch=True)
-    MadeUpServer(8, 4).serve(found.tab)
-    found.tab.goto("/attn_res#max_tokens=3&prompt=iii.")
-    found.finished()
+    server = MadeUpServer(8, 4)
+    found = run_on(visit, server, "max_tokens=3&prompt=iii.", (390, 844), has_touch=True)
     found.tab.click("#options summary")
     found.cell(3, 0).tap()
     found.tab.tap("#mask")
@@ -1008,14 +995,10 @@ def test_a_finger_finds_what_it_presses(visit):
 @pytest.mark.parametrize(
     ("texts", "width"), [(["a", None], 1440), (["a", "\ufffd"], 390), (["a", " "], 390)]
 )
-def test_an_id_in_place_of_a_text_is_explained(visit, tmp_path, texts, width):
+def test_an_id_in_place_of_a_text_is_explained(shown, texts, width):
     """In the legend of the page and of a saved figure, and at the token; only if there is one."""
     has = texts[1] != " "
-    file = tmp_path / "trace.html"
-    file.write_text(inspect_page.html(made_up_trace(2, 2, texts)))
-    found = visit(viewport={"width": width, "height": 800})
-    found.tab.goto(file.as_uri())
-    found.drawn()
+    found = shown(made_up_trace(2, 2, texts), width)
     said = "id of a token without text"
     tokens = found.tab.locator("#tokens [role=option]").all()
     titles = [None, "id 101: a token without text of its own" if has else None]

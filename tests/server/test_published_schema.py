@@ -66,18 +66,9 @@ def test_every_route_of_ours_is_asked(document):
     assert ours and ours <= ROUTES.keys()
 
 
+@pytest.mark.parametrize("examples", [25, pytest.param(2000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-def test_answers_are_as_published(document, route):
-    check(document, route, examples=25)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
-def test_many_answers_are_as_published(document, route):
-    check(document, route, examples=2000)
-
-
-def check(document, route: tuple[str, str], examples: int) -> None:
+def test_answers_are_as_published(document, route, examples):
     """The right request; then valid ones, right ones with a field of those, and invalid ones."""
     method, path = route
     operation = document[path][method]

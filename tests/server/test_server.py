@@ -15,11 +15,6 @@ pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def server(open_server):
-    return open_server
-
-
 def test_info_describes_the_model(server):
     info = server.info
     assert info["format"] == "house"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from base64 import b64encode
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -370,19 +371,12 @@ def test_an_answer_is_as_long_as_the_generation_config_allows(app, client, tmp_p
 @pytest.mark.parametrize(
     "asked", [{"prompt": "hello"}, {"messages": [{"role": "user", "content": "hello"}]}], ids=str
 )
-def test_text_and_chat(app, asked):
+def test_text_and_chat(app, asked, monkeypatch):
+    """Their tokens are traced, and one that the model has no row for is refused."""
     found = app.post(URL, json=asked | {"model": "demo", "sites": [0]}).json()
     assert [token["id"] for token in found["tokens"]] == TEXT["hello"]
-
-
-@pytest.mark.parametrize(
-    "asked", [{"prompt": "hello"}, {"messages": [{"role": "user", "content": "hello"}]}]
-)
-def test_tokens_of_a_text_that_the_model_has_no_row_for(app, asked, monkeypatch):
     monkeypatch.setitem(TEXT, "hello", [3, 320])
-    refused = app.post(URL, json=asked)
-    assert refused.status_code == 400
-    assert "Token 320 is not in the vocabulary of 320" in refused.json()["error"]["message"]
+    assert "Token 320 is not in the vocabulary of 320" in refused(app, 400, **asked)
 
 
 def edit(**fields: Any) -> dict[str, Any]:
@@ -636,17 +630,20 @@ def test_unknown_model(app):
     )
 
 
-def test_turned_off(app, client):
-    client.vllm_config.additional_config = {"attnres_trace": "off"}
-    assert "--disable-trace" in refused(app, 403, prompt=[3])
+@pytest.mark.parametrize(
+    ("of", "key", "value", "status", "said"),
+    [
+        ("", "additional_config", {"attnres_trace": "off"}, 403, "--disable-trace"),
+        (".model_config.hf_config", "attn_res", None, 400, "standard residuals"),
+        (".model_config", "hf_config", LlamaConfig(), 400, "standard residuals"),  # vLLM's own
+        (".parallel_config", "worker_extension_cls", "my.Own", 501, "--worker-extension-cls"),
+    ],
+    ids=["off", "standard", "vllms", "extension"],
+)
+def test_a_configuration_without_traces(app, client, of, key, value, status, said):
+    setattr(attrgetter(f"vllm_config{of}")(client), key, value)
+    assert said in refused(app, status, prompt=[3])
     assert client.calls == []
-
-
-def test_standard_residuals(app, client):
-    client.vllm_config.model_config.hf_config.attn_res = None
-    assert "standard residuals" in refused(app, 400, prompt=[3])
-    client.vllm_config.model_config.hf_config = LlamaConfig()  # a model of vLLM's own
-    assert "standard residuals" in refused(app, 400, prompt=[3])
 
 
 def test_a_client_that_has_gone_is_no_error_of_the_server(app, monkeypatch):
@@ -655,11 +652,6 @@ def test_a_client_that_has_gone_is_no_error_of_the_server(app, monkeypatch):
 
     monkeypatch.setattr(requests, "until_disconnect", gone)
     assert app.post(URL, json={"prompt": [3]}).status_code == 499
-
-
-def test_replaced_extension(app, client):
-    client.vllm_config.parallel_config.worker_extension_cls = "my.Own"
-    assert "--worker-extension-cls" in refused(app, 501, prompt=[3])
 
 
 def test_untraceable(app, client):

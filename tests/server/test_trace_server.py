@@ -38,11 +38,6 @@ LONG = 500  # tokens that a client asks for and does not wait for
 
 
 @pytest.fixture(scope="module")
-def server(keyed_server):
-    return keyed_server
-
-
-@pytest.fixture(scope="module")
 def model():
     return load(DEMO)
 

@@ -7,6 +7,8 @@ import pytest
 
 from attnres_serve.server.turns import Turns
 
+pytestmark = pytest.mark.anyio
+
 
 def scope(path: str = "/v1/completions", method: str = "POST") -> dict[str, Any]:
     return {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
@@ -34,60 +36,51 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_change_waits_for_requests_and_they_for_it() -> None:
-    async def run() -> None:
-        case, order = Case(), []
+async def test_a_change_waits_for_requests_and_they_for_it() -> None:
+    case, order = Case(), []
 
-        async def change(name: str) -> None:
-            async with case.turns.change(5):
-                order.append(f"begin {name}")
-                await asyncio.sleep(0)
-                order.append(f"end {name}")
+    async def change(name: str) -> None:
+        async with case.turns.change(5):
+            order.append(f"begin {name}")
+            await asyncio.sleep(0)
+            order.append(f"end {name}")
 
-        first = case.ask("/first")
-        await settle()
-        changes = [asyncio.ensure_future(change(name)) for name in "ab"]
-        await settle()
-        later = case.ask("/later")
-        beside = [case.ask("/v1/attn_res", "GET"), case.ask("/resume")]
-        await settle()
-        assert order == [] and case.begun == ["/first", "/v1/attn_res", "/resume"]
-        case.end.set()
-        await asyncio.gather(first, later, *beside, *changes)
-        assert order == ["begin a", "end a", "begin b", "end b"] and case.begun[-1] == "/later"
-
-    asyncio.run(run())
+    first = case.ask("/first")
+    await settle()
+    changes = [asyncio.ensure_future(change(name)) for name in "ab"]
+    await settle()
+    later = case.ask("/later")
+    beside = [case.ask("/v1/attn_res", "GET"), case.ask("/resume")]
+    await settle()
+    assert order == [] and case.begun == ["/first", "/v1/attn_res", "/resume"]
+    case.end.set()
+    await asyncio.gather(first, later, *beside, *changes)
+    assert order == ["begin a", "end a", "begin b", "end b"] and case.begun[-1] == "/later"
 
 
-def test_a_change_that_gives_up_lets_requests_go_on() -> None:
-    async def run() -> None:
-        case = Case()
-        case.ask("/first")
-        await settle()
-        with pytest.raises(TimeoutError):
-            async with case.turns.change(0):
-                raise AssertionError("a request runs")
-        case.ask("/second")
-        await settle()
-        assert case.begun == ["/first", "/second"]
-        with pytest.raises(TimeoutError):
-            async with case.turns.change(0.01):
-                raise AssertionError("requests run")
-
-    asyncio.run(run())
+async def test_a_change_that_gives_up_lets_requests_go_on() -> None:
+    case = Case()
+    case.ask("/first")
+    await settle()
+    with pytest.raises(TimeoutError):
+        async with case.turns.change(0):
+            raise AssertionError("a request runs")
+    case.ask("/second")
+    await settle()
+    assert case.begun == ["/first", "/second"]
+    with pytest.raises(TimeoutError):
+        async with case.turns.change(0.01):
+            raise AssertionError("requests run")
 
 
-def test_a_change_waits_for_another_no_longer_than_it_says() -> None:
-    async def run() -> None:
-        turns = Turns()
-        async with turns.change(0):
-            with pytest.raises(TimeoutError):
-                await asyncio.create_task(enter(turns, 0.01))
-            await asyncio.sleep(0.02)  # what has begun is not cut off
-        await enter(turns, 0)
-
+async def test_a_change_waits_for_another_no_longer_than_it_says() -> None:
     async def enter(turns: Turns, seconds: float) -> None:
         async with turns.change(seconds):
             pass
 
-    asyncio.run(run())
+    turns = Turns()
+    async with turns.change(0):
+        with pytest.raises(TimeoutError):
+            await asyncio.create_task(enter(turns, 0.01))
+        await asyncio.sleep(0.02)  # what has begun is not cut off
+    await enter(turns, 0)

@@ -101,10 +101,8 @@ def test_the_event_that_ends_an_answer(path):
     assert len(named.splitlines()) == len(before)
 
 
-def test_a_trace_is_left_as_it_is():
-    assert app_of(client_of("one")).get("/v1/attn_res/trace").json() == {}
-
-
-def test_what_is_no_json_is_left():
-    assert app_of(client_of("one")).get("/text").text == "{}"
-    assert app_of(client_of("one")).get("/nowhere").status_code == 404
+@pytest.mark.parametrize("path", ["/v1/attn_res/trace", "/text"])
+def test_a_trace_and_what_is_no_json_are_left(path):
+    app = app_of(client_of("one"))
+    assert app.get(path).text == "{}"
+    assert app.get("/nowhere").status_code == 404

@@ -39,6 +39,7 @@ class Client:
         ends: bool = True,
         stays: bool = True,
         root_path: str = "",
+        query: str = "",
     ) -> None:
         self.scope: dict[str, Any] = {
             "type": "http",
@@ -51,7 +52,7 @@ class Client:
             "root_path": root_path,
             "path": path,
             "raw_path": path.encode(errors="replace"),
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(name.lower().encode(), value.encode()) for name, value in headers],
         }
         self.chunks = list(chunks) or [b""]

@@ -1,9 +1,8 @@
-"""Request bodies that are wrong in one way or another, and what may be answered."""
+"""Request bodies that are wrong in one way or another."""
 
 import json
 from typing import Any
 
-import httpx
 from hypothesis import strategies as st
 
 PATHS = (
@@ -124,12 +123,3 @@ BODIES = st.one_of(
     st.binary(max_size=64),
     VALUES.map(lambda value: json.dumps(value).encode()),
 )
-
-
-def post_malformed(client: httpx.Client, path: str, body: bytes) -> None:
-    """Whatever it is answered, it is no fault of the server's."""
-    answer = client.post(path, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code < 500, f"{answer.status_code} {answer.text}"
-    if answer.status_code != 200:
-        assert answer.json()["error"]["message"]
-        assert "Traceback" not in answer.text

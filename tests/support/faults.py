@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 from load import tree
@@ -48,12 +49,13 @@ def shared(processes: list[psutil.Process]) -> set[Path]:
     return {Path(name) for name in found if not name.endswith(" (deleted)")}
 
 
-def until(condition: Callable[[], bool], seconds: float, pause: float = 0.05) -> None:
-    """Wait for at most so many seconds, and look again after each pause."""
+def until(condition: Callable[[], Any], seconds: float, pause: float = 0.05) -> Any:
+    """What is true within so many seconds; it is looked at again after each pause."""
     end = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < end, f"it did not happen in {seconds} s"
         time.sleep(pause)
+    return found
 
 
 def metrics(server: Server) -> str:

@@ -97,6 +97,12 @@ def l2_norm(x: Tensor) -> Tensor:
     return x / torch.sqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
+def check_flags(flags: dict[str, Any]) -> None:
+    """Nothing is asked of a recurrence that is not here, and all that its kernels fuse is."""
+    absent = ("allow_neg_eigval", "initial_state", "output_final_state", "cu_seqlens")
+    assert not any(flags.pop(name) for name in absent) and all(flags.values()), flags
+
+
 def gated_delta_rule(
     *,
     q: Tensor,
@@ -106,14 +112,10 @@ def gated_delta_rule(
     beta: Tensor,
     A_log: Tensor,
     dt_bias: Tensor,
-    allow_neg_eigval: bool,
-    initial_state: None,
-    output_final_state: bool,
     **flags: Any,
 ) -> tuple[Tensor, None]:
     """chunk_gated_delta_rule and fused_recurrent_gated_delta_rule, with all that they fuse."""
-    assert not allow_neg_eigval and initial_state is None and not output_final_state
-    assert flags.pop("cu_seqlens") is None and all(flags.values()), flags
+    check_flags(flags)
     naive = wide_module("fla.ops.gated_delta_rule.naive").naive_recurrent_gated_delta_rule
     log_decay = -A_log.exp() * softplus(g + dt_bias)
     times = v.shape[2] // q.shape[2]
@@ -131,15 +133,11 @@ def kimi_delta_rule(
     A_log: Tensor,
     dt_bias: Tensor,
     lower_bound: float | None,
-    allow_neg_eigval: bool,
-    initial_state: None,
-    output_final_state: bool,
     safe_gate: bool = False,
     **flags: Any,
 ) -> tuple[Tensor, None]:
     """chunk_kda and fused_recurrent_kda; `safe_gate` is of the former's speed alone."""
-    assert not allow_neg_eigval and initial_state is None and not output_final_state
-    assert flags.pop("cu_seqlens") is None and all(flags.values()), flags
+    check_flags(flags)
     gates = wide_module("fla.ops.kda.gate")
     if lower_bound is None:
         log_decay = gates.naive_kda_gate(g, A_log, dt_bias)

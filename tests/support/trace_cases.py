@@ -30,23 +30,17 @@ RANDOM = {
     "window": (write_fla, {"block_size": 4, "window_size": 9}),
     "grouped": (write_fla, {"block_size": 4, "kv_heads": 1}),
     "llama": (write_house, {"base": "llama", "layers": 4, "block_size": 3}),
-    "qwen2_no_final_mix": (
-        write_house,
-        {"base": "qwen2", "layers": 4, "block_size": 4, "final_mix": False},
-    ),
-    "variants": (
-        write_house,
-        {
-            "base": "qwen3",
-            "layers": 4,
-            "block_starts": [0, 1, 5],
-            "attn_res": EVERY_OPTION,
-        },
-    ),
-    "bias_on_blocks": (
-        write_house,
-        {"base": "llama", "layers": 3, "block_size": 3, "attn_res": {"recency_bias": True}},
-    ),
+    **{
+        name: (write_house, options)
+        for name, options in {
+            "qwen2_no_final_mix": {"base": "qwen2", "layers": 4, "block_size": 4}
+            | {"final_mix": False},
+            "variants": {"base": "qwen3", "layers": 4, "block_starts": [0, 1, 5]}
+            | {"attn_res": EVERY_OPTION},
+            "bias_on_blocks": {"base": "llama", "layers": 3, "block_size": 3}
+            | {"attn_res": {"recency_bias": True}},
+        }.items()
+    },
     "qwen3_ar": (write_kimi_names, {"layers": 3, "block_layers": 2}),
     "torchtitan": (write_titan, {"layers": 3, "num_blocks": 2}),
 }

@@ -1,6 +1,5 @@
 """The oracle against the goldens, against Transformers, and against itself written otherwise."""
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from checkpoints import GOLDENS, edit, write_fla, write_house, write_standard
 from goldens import expected, oracle_differences
 
-from attnres_serve.verify import oracle
 from attnres_serve.verify.oracle import (
     Model,
     Place,
@@ -244,15 +242,3 @@ def test_unknown_settings_are_refused(change: dict, message: str, tmp_path: Path
     edit(write_house(tmp_path, block_size=2), **change)
     with pytest.raises(ValueError, match=message):
         load(tmp_path)
-
-
-def test_the_oracle_is_independent() -> None:
-    """Its files import nothing else of ours."""
-    package = Path(oracle.__file__).parent
-    for path in package.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        nodes = list(ast.walk(tree))
-        found = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-        found += [one.name for n in nodes if isinstance(n, ast.Import) for one in n.names]
-        ours = {module for module in found if module.startswith("attnres_serve")}
-        assert all(module.startswith("attnres_serve.verify.oracle") for module in ours)

@@ -20,7 +20,7 @@ from checkpoints import (
     write_titan,
 )
 from goldens import expected
-from jobs import run_verify
+from jobs import run_verify, verify_job
 from refusals import refused
 from safetensors.torch import load_file
 from serving import DEMO, GOLDENS, run_module
@@ -83,8 +83,7 @@ ALL = pytest.mark.exhaustive  # another row of the same kind
 def report_of(
     served: Path, reference: Path, prompts: list[list[int]], folder: Path, **chosen: str
 ) -> dict:
-    asked = {"served": str(served), "reference": str(reference), "prompts": prompts}
-    (report,) = run_verify([asked | {"chosen": chosen, "dtype": "float32"}], folder / "run")
+    (report,) = run_verify([verify_job(served, reference, prompts, **chosen)], folder / "run")
     return report
 
 
@@ -176,13 +175,8 @@ def test_faults_of_a_cumulative_model_with_rotated_keys(tmp_path):
             GOLDENS / BASELINE, "keys_normed_before_they_are_rotated", attention,
         ),
     }  # fmt: skip
-    ask = {
-        "reference": str(GOLDENS / BASELINE),
-        "prompts": prompts_of(BASELINE),
-        "chosen": {"attnres_algorithm": "two_phase"},
-        "dtype": "float32",
-    }
-    jobs = [ask | {"served": str(folder), "fault": fault} for folder, fault, _ in rows.values()]
+    ask = GOLDENS / BASELINE, prompts_of(BASELINE)
+    jobs = [verify_job(folder, *ask) | {"fault": fault} for folder, fault, _ in rows.values()]
     reports = run_verify(jobs, tmp_path / "run")
     for (name, (*_, parts)), report in zip(rows.items(), reports, strict=True):
         assert report["holds"] == (not parts), name

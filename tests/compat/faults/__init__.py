@@ -1,8 +1,8 @@
 """Faults of vLLM and torch, each shown by a call of what a workaround replaces.
 
 NAME.py is about ``attnres_serve/compat/workarounds/NAME.py``.  Its ``fault()`` returns True while
-the installed library is wrong.  Where a CPU cannot show that in seconds, it has ``CANNOT`` instead,
-a sentence that says why.  ``python -m tests.compat.faults`` prints all of them.
+the installed library is wrong.  Where a CPU cannot show that in seconds, a sentence of ``CANNOT``
+says why.  ``python -m tests.compat.faults`` prints all of them.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,20 @@ from attnres_serve.compat import patches
 from attnres_serve.compat.patch import Missing, place
 
 FOLDER = Path(__file__).parent
+CANNOT = {
+    "changing_edits": "nothing is wrong: vLLM knows no edits that a version could say.",
+    "compile_paths": "each try takes a compiler and a folder: test_compile_paths.py has them.",
+    "forked_processes": "vLLM is slower and not wrong: its engines on CPU import vLLM anew.",
+    "ids_without_row": "each needs an engine: test_request_refusals.py has a stand-in of one.",
+    "openai_app": "each needs a server that runs: tests/server shows them there.",
+    "orphans": "several processes are needed, and the time in which one of them does not end.",
+    "python_frames": "CPython maps memory at a depth that all frames of a running engine decide.",
+    "registry": "nothing is wrong: vLLM does not know our architectures.",
+    "replaced_weights": "a model is needed that an engine has loaded, with packed experts.",
+    "replacing_calls": "an engine is needed that has answered, and then gets other weights.",
+    "request_refusals": "each would end an engine: test_request_refusals.py has a stand-in.",
+    "token_counts": "nothing is wrong: vLLM counts no tokens for an access line.",
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +69,7 @@ def names() -> list[str]:
 
 def reason(name: str) -> str | None:
     """Why a CPU cannot show a fault; None where it can."""
-    return getattr(_module(name), "CANNOT", None)
+    return CANNOT.get(name)
 
 
 def is_tried(name: str) -> bool:

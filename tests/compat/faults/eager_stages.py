@@ -9,10 +9,9 @@ import torch
 def fault() -> bool:
     """A stage without a dummy run has no room for what it receives."""
     try:
-        sent, found = receive(5)
+        return not all(sent.equal(found) for sent, found in map(receive, (1, 5, 8)))
     except AssertionError:
         return True
-    return not sent.equal(found)
 
 
 def receive(tokens: int) -> tuple[Any, Any]:

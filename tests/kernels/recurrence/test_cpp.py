@@ -98,24 +98,16 @@ def test_padding_is_left_out(by, padding):
 
 
 @pytest.mark.parametrize("by", [recurrence, in_torch.recurrence])
-def test_tokens_behind_the_last_sequence_are_zero(by):
+@pytest.mark.parametrize("count", [2, 0])
+def test_tokens_behind_the_last_sequence_are_zero(by, count):
+    """And the states of no sequence are as they were, also where there is none at all."""
     batch = random().to(FLOAT, FLOAT)
-    fewer = batch.part(
-        slots=batch.slots[:2], starts=batch.starts[:3], has_history=batch.has_history[:2]
-    )
-    out, _ = fewer.run(by)
-    assert same(by, out[:21], batch.run(by)[0][:21])
-    assert not out[21:].any()
-
-
-def test_no_sequence_at_all():
-    batch = random().to(FLOAT, FLOAT)
-    none = batch.part(
-        slots=batch.slots[:0], starts=batch.starts[:1], has_history=batch.has_history[:0]
-    )
-    out, state = none.run(recurrence)
-    assert not out.any()
-    assert torch.equal(state, batch.state.double())
+    own = {name: getattr(batch, name)[:count] for name in ("slots", "has_history")}
+    out, state = batch.part(**own, starts=batch.starts[: count + 1]).run(by)
+    end, others = batch.starts[count], batch.slots[count:]
+    assert same(by, out[:end], batch.run(by)[0][:end])
+    assert not out[end:].any()
+    assert torch.equal(state[others], batch.state[others].double())
 
 
 def test_views_as_vllm_has_them():

@@ -67,8 +67,12 @@ class Shown:
         return self.out.new() + self.err.new()
 
 
-def test_a_start_is_a_dozen_lines(log):
-    shown = Shown(log)
+@pytest.fixture
+def shown(log) -> Shown:
+    return Shown(log)
+
+
+def test_a_start_is_a_dozen_lines(shown):
     shown.start()
     said = shown.new()
     assert len(said) == 14
@@ -98,8 +102,7 @@ def test_the_address_ends_a_start(log, verbose):
     assert err == ["a warning"] * (not verbose) + ["  not ready: The request failed."]
 
 
-def test_other_workers_of_the_same_model_add_nothing(log):
-    shown = Shown(log)
+def test_other_workers_of_the_same_model_add_nothing(shown):
     shown.checked()
     for _ in range(2):
         shown.event("warning", text="AttnRes: slow")
@@ -118,8 +121,7 @@ PIECES = (
 
 
 @pytest.mark.parametrize("data", PIECES)
-def test_what_a_start_writes_is_the_log_and_nothing_else(log, data):
-    shown = Shown(log)
+def test_what_a_start_writes_is_the_log_and_nothing_else(log, shown, data):
     shown.console.written(data, "err")  # --version, or a parser's words
     assert (shown.err.data, log.path.read_bytes()) == (data, b"")
     shown.checked()
@@ -183,9 +185,8 @@ def test_a_sentence_of_a_worker_stands_alone(log, kind, is_terminal):
     assert b"Traceback" in log.path.read_bytes()
 
 
-def test_a_process_that_told_nothing_is_read_in_the_log(log):
+def test_a_process_that_told_nothing_is_read_in_the_log(shown):
     """The first exception, not the last line."""
-    shown = Shown(log)
     shown.checked()
     shown.console.written(
         b"(Worker pid=3) Traceback (most recent call last):\n(Worker pid=3)   File\n"
@@ -199,8 +200,7 @@ def test_a_process_that_told_nothing_is_read_in_the_log(log):
     )
 
 
-def test_facts_of_a_start_come_one_after_the_other(log):
-    shown = Shown(log)
+def test_facts_of_a_start_come_one_after_the_other(shown):
     shown.event("model", facts=FACTS)
     shown.event("model", facts={"cores": "0|1, a part for each worker"})
     shown.event("checked", title="t", log=False, headless=False, socket=None)
@@ -216,8 +216,7 @@ def test_facts_of_a_start_come_one_after_the_other(log):
     ],
 )
 @pytest.mark.parametrize("words", [b"", b"a\nIllegal instruction\n\n"])
-def test_every_end_of_a_start_is_told(log, status, how, words):
-    shown = Shown(log)
+def test_every_end_of_a_start_is_told(log, shown, status, how, words):
     shown.checked()
     shown.console.written(words, "err")
     assert shown.console.ended(status)
@@ -225,8 +224,7 @@ def test_every_end_of_a_start_is_told(log, status, how, words):
     assert shown.err.new()[-1].endswith(f": it {said}; its log is {log.path}.")
 
 
-def test_an_end_before_the_checks_is_told_too(log):
-    shown = Shown(log)
+def test_an_end_before_the_checks_is_told_too(shown):
     assert not shown.console.ended(128 + signal.SIGILL)
     assert shown.new() == [
         "attnres-serve: the server could not be started: it was ended by signal 4 (SIGILL)."
@@ -236,8 +234,7 @@ def test_an_end_before_the_checks_is_told_too(log):
     assert shown.new() == []
 
 
-def test_a_refusal_stands_alone(log):
-    shown = Shown(log)
+def test_a_refusal_stands_alone(shown):
     shown.checked()
     shown.new()
     shown.console.written(b"of no matter\n", "err")
@@ -264,10 +261,9 @@ ENGINE = "the engine was ended by signal 9 (SIGKILL)"
 )
 @pytest.mark.parametrize("wrote", [False, True])
 def test_the_end_of_a_ready_server_is_told_where_nobody_asked_for_it(
-    log, status, dead, failed, said, wrote
+    log, shown, status, dead, failed, said, wrote
 ):
     """In the last line, with the log of its start if there is one, which stays."""
-    shown = Shown(log)
     shown.checked()
     shown.console.written(b"Traceback\n" * wrote, "err")
     shown.event("ready", **READY)
@@ -283,8 +279,7 @@ def test_the_end_of_a_ready_server_is_told_where_nobody_asked_for_it(
     assert shown.new() == ([f"attnres-serve: the server {said}{end}."] if said else [])
 
 
-def test_a_node_without_an_address_is_ready_when_it_has_loaded(log):
-    shown = Shown(log)
+def test_a_node_without_an_address_is_ready_when_it_has_loaded(shown):
     shown.checked(headless=True)
     shown.event("built", how="algorithm single_pass")
     assert not shown.console.ready
@@ -294,9 +289,8 @@ def test_a_node_without_an_address_is_ready_when_it_has_loaded(log):
     assert shown.new()[-1] == "Loaded after 0.0 s. Ctrl-C stops this node."
 
 
-def test_a_beginning_that_takes_long_is_told_once(log):
+def test_a_beginning_that_takes_long_is_told_once(shown):
     """Neither what is refused at once nor another command than to serve has a line."""
-    shown = Shown(log)
     shown.console.tick()
     assert shown.new() == []
     for _ in range(3):
@@ -309,8 +303,7 @@ def test_a_beginning_that_takes_long_is_told_once(log):
     assert shown.new() == []
 
 
-def test_only_the_terminal_is_cleared(log):
-    shown = Shown(log)
+def test_only_the_terminal_is_cleared(shown):
     shown.out.is_terminal = True
     shown.checked()
     shown.console.tick()

@@ -99,6 +99,14 @@ def run_random(
     return {name: (root / name, *found) for name, found in run_named(jobs, root / "run").items()}
 
 
+def verify_job(
+    served: Path, reference: Path, prompts: list[list[int]], **chosen: str
+) -> dict[str, Any]:
+    """A job for ``run_verify`` in float32, by two-phase if no settings are chosen."""
+    asked = {"served": str(served), "reference": str(reference), "prompts": prompts}
+    return asked | {"chosen": chosen or {"attnres_algorithm": "two_phase"}, "dtype": "float32"}
+
+
 def run_verify(jobs: list[dict[str, Any]], folder: Path) -> list[Any]:
     """Run jobs one after the other in one process of ``verify_jobs.py``."""
     return _run("verify_jobs.py", jobs, folder, {})

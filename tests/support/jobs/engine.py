@@ -314,12 +314,16 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def main(jobs: str, results: str) -> None:
+def inspect_here() -> None:
+    """Where this was not forked, a subprocess would import vLLM anew for every class of models."""
     from vllm.model_executor.models import registry
 
     if not AS_USERS:
-        # Where this was not forked, a subprocess would import vLLM anew for every class of models.
         registry._run_in_subprocess = lambda inspect: inspect()
+
+
+def main(jobs: str, results: str) -> None:
+    inspect_here()
     found = [run(job) for job in json.loads(Path(jobs).read_text())]
     plugin = "attnres_serve.plugin" in sys.modules
     Path(results).write_text(json.dumps({"results": found, "plugin_loaded": plugin}))

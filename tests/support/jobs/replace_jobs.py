@@ -21,8 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from as_users import AS_USERS
-from engine import answers
+from engine import answers, inspect_here
 
 NEW_TOKENS = 8
 
@@ -130,11 +129,7 @@ def run(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main(jobs: str, results: str) -> None:
-    from vllm.model_executor.models import registry
-
-    if not AS_USERS:
-        # Where this was not forked, a subprocess would import vLLM anew for every class of models.
-        registry._run_in_subprocess = lambda inspect: inspect()
+    inspect_here()
     Path(results).write_text(json.dumps([run(job) for job in json.loads(Path(jobs).read_text())]))
 
 

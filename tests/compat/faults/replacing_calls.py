@@ -1,3 +1,0 @@
-"""docs/build/upstream/weights-replaced-on-cpu.md"""
-
-CANNOT = "an engine is needed that has answered, and then gets other weights."
