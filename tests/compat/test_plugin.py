@@ -223,7 +223,7 @@ def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 @pytest.mark.parametrize("method", ["dflash", "extract_hidden_states", "medusa", "suffix"])
 def test_speculation_that_is_refused(method: str) -> None:
     """Whatever looks inside the target model, or was never tried, is refused by its name."""
-    config = vllm_config(speculative_config=SimpleNamespace(method=method))
+    config = vllm_config(speculative_config=SimpleNamespace(method=method, draft_model_config=None))
     reason = "CUDA streams" if method == "extract_hidden_states" else "with AttnRes"
     with pytest.raises(
         SettingError, match=f"by '{method}' is not .*{reason}.*: ngram, draft_model"
@@ -235,14 +235,14 @@ def test_speculation_that_is_refused(method: str) -> None:
 @pytest.mark.parametrize("method", settings.SPECULATION)
 def test_drafts_of_pipelines_are_refused(method: str) -> None:
     """In vLLM 0.32 a stage without a drafter ends by an exception."""
-    config = vllm_config(speculative_config=SimpleNamespace(method=method))
+    config = vllm_config(speculative_config=SimpleNamespace(method=method, draft_model_config=None))
     config.parallel_config.pipeline_parallel_size = 2
     with pytest.raises(SettingError, match="with pipeline parallelism, of which only the last"):
         plugin.on_config(config)
 
 
 def head_config(method: str, asked: str | None, **own: Any) -> Any:
-    drafts = SimpleNamespace(hf_config=SimpleNamespace(**own))
+    drafts = SimpleNamespace(hf_config=SimpleNamespace(**own), use_mla=False)
     config = vllm_config(
         additional_config={} if asked is None else {settings.STREAM_KEY: asked},
         speculative_config=SimpleNamespace(method=method, draft_model_config=drafts),
@@ -298,7 +298,9 @@ def test_the_stream_of_a_head_is_what_is_stated(method, asked, own, settled) -> 
 )
 def test_heads_that_are_refused(model: Any, revision: str | None, said: str) -> None:
     """Of another checkpoint, which vLLM takes some draft models for; and where there is none."""
-    drafts = SimpleNamespace(method="mtp", model=str(model), revision=revision)
+    drafts = SimpleNamespace(
+        method="mtp", model=str(model), revision=revision, draft_model_config=None
+    )
     with pytest.raises(CheckpointError, match=said):
         plugin.on_config(vllm_config(GOLDEN, speculative_config=drafts))
 
@@ -323,7 +325,9 @@ def test_other_tasks_are_refused(flag: dict[str, str]) -> None:
 @pytest.mark.parametrize("method", ["ngram", "draft_model", None])
 def test_speculation_that_is_accepted_completes_the_configuration(method: str | None) -> None:
     """The weights are pinned to safetensors, and the workers get our extension."""
-    config = vllm_config(GOLDEN, speculative_config=SimpleNamespace(method=method))
+    config = vllm_config(
+        GOLDEN, speculative_config=SimpleNamespace(method=method, draft_model_config=None)
+    )
     plugin.on_config(config)
     assert config.load_config.load_format == "safetensors"
     assert config.parallel_config.worker_extension_cls == "attnres_serve.worker.WorkerExtension"

@@ -272,7 +272,7 @@ def test_a_product_spills_where_it_was_measured(
     where = {"row": 3, "fresh": False, "key_eps": KEY_EPS}
     for sites in (1, 16, 17, 32, 33, 64):
         score_group.score_group(zeros(4, 96), zeros(4, 5, 96), floats(sites, 96), **where)
-    found = [(one["TOKENS"], one["CHUNK"], one["num_warps"]) for one in launched.found]
+    found = [(one["TOKENS"], one["CHUNK"], one["num_warps"]) for one in launched.arguments]
     few, most = score_group.CONFIGS[16], score_group.CONFIGS[64]
     of_32 = score_group.CONFIGS[32] if at == (9, 0) else most
     assert found == [few, few, of_32, of_32, most, most]
