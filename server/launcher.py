@@ -103,6 +103,11 @@ def serve(arguments: Arguments) -> None:
             )
         place = {name: getattr(arguments, name) for name in DEFAULTS if arguments.has(name)}
         address.check_port(**{**DEFAULTS, **place})
+        if arguments.port == 0 and (arguments.api_server_count or arguments.data_parallel_size) > 1:
+            raise SettingError(
+                "--port 0 has the system choose a port, and several API servers cannot report "
+                "which; give a port, or --api-server-count 1."
+            )
     os.environ["VLLM_PLUGINS"] = allowed_plugins(os.environ.get("VLLM_PLUGINS"))
     has_key_flag = arguments.has("api_key")
     if not (keys or has_key_flag or os.environ.get("VLLM_API_KEY", "key").strip()):

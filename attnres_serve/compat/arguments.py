@@ -33,6 +33,7 @@ class Arguments:
     vllm_argv: tuple[str, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
     api_key: list[str] | None = None
+    api_server_count: int | None = None
     block_size: int | None = None
     compilation_config: Mapping[str, Any] | None = None
     data_parallel_rank: int | None = None

@@ -123,7 +123,7 @@ def url_of(state) -> str:
     if host in ("", "0.0.0.0", "::"):  # every address of the machine
         host = "localhost"
     host = f"[{host}]" if ":" in host else host
-    # Each of several servers of one start lists no socket.
+    # Each of several API servers accepts by vLLM's code, and uvicorn's list is empty.
     port = args.port or state.server.servers[0].sockets[0].getsockname()[1]
     scheme = "https" if args.ssl_keyfile else "http"
     return f"{scheme}://{host}:{port}{path}"

@@ -194,6 +194,8 @@ def _read_tensors(folder: Path) -> dict[str, "Tensor"]:
             import torch
 
             tensors = torch.load(path, map_location="cpu", weights_only=True)
+            if not _are_tensors(tensors):
+                raise pickle.UnpicklingError
     except pickle.UnpicklingError:  # whose text advises to run the code
         raise _NotWholeError(
             f"has an {path.name} that is damaged or holds more than tensors, so nothing in it was "
@@ -207,6 +209,14 @@ def _read_tensors(folder: Path) -> dict[str, "Tensor"]:
     if not tensors:
         raise _NotWholeError(f"has no tensor in {path.name}; copy or save it again.")
     return tensors
+
+
+def _are_tensors(content: Any) -> bool:
+    from torch import Tensor
+
+    return isinstance(content, dict) and all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
+    )
 
 
 def _check_tensors(

@@ -147,7 +147,7 @@ def _compile(library: Path, dtype: str | None) -> None:
         command = shlex.split(compiler)  # it may have a wrapper before it, and flags behind
     except ValueError:  # a quotation without an end
         command = []
-    # An environment that is not activated may have a compiler.
+    # The environment may have a compiler even if it is not activated.
     path = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     if not command or not shutil.which(command[0], path=path):
         raise BackendError(

@@ -82,7 +82,7 @@ def _cut(b_number):
 
 @triton.jit
 def _add_product(b_sum, b_row, b_part):
-    if _INTERPRETED:  # its product takes bfloat16 for integers, and in no fixed order
+    if _INTERPRETED:  # its product takes bfloat16 for integers, and sums in no fixed order
         b_sum += tl.sum(b_row.to(tl.float32)[:, :, None] * b_part.to(tl.float32)[None], axis=1)
     else:
         b_sum = tl.dot(b_row, b_part, b_sum)

@@ -194,6 +194,19 @@ def test_what_kernels_for_amx_do_not_have_is_ours(
         AttentionBackendEnum.CPU_MLA.clear_override()
 
 
+@pytest.mark.parametrize("latent", ["target", "draft"])
+def test_a_draft_of_another_kind_has_a_backend_of_its_own(latent: str) -> None:
+    target, draft = (Model(KIMI, latent == one, (64, 64)) for one in ("target", "draft"))
+    drafts = SimpleNamespace(draft_model_config=draft, attention_backend=None)
+    attention = SimpleNamespace(backend=None)
+    mla_backend.ask_for_cpu_mla(
+        SimpleNamespace(model_config=target, attention_config=attention, speculative_config=drafts)
+    )
+    ours = AttentionBackendEnum.CPU_MLA
+    expected = (ours, None) if latent == "target" else (None, ours)
+    assert (attention.backend, drafts.attention_backend) == expected
+
+
 def test_a_model_after_one_with_vllms_backend_has_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM remembers its choice for a process."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)

@@ -11,7 +11,7 @@ from attnres_serve.compat import openai_app
 
 def state(port: int, *sockets: Any, **arguments: Any) -> SimpleNamespace:
     args = {"host": "127.0.0.1", "root_path": None, "ssl_keyfile": None, "uds": None} | arguments
-    server = SimpleNamespace(servers=[SimpleNamespace(sockets=sockets)])
+    server = SimpleNamespace(servers=[SimpleNamespace(sockets=sockets)] if sockets else [])
     return SimpleNamespace(args=SimpleNamespace(port=port, **args), server=server)
 
 

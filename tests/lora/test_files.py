@@ -192,8 +192,10 @@ def test_a_pickle_is_read_by_its_tensors_alone(tmp_path, sentence):
     torch.save(load_file(weights), folder / "adapter_model.bin")
     weights.unlink()
     assert problem(folder) is None
-    torch.save({"a": tmp_path}, folder / "adapter_model.bin")
-    sentence.check(problem(folder))
+    tensor = torch.ones(2, 2)
+    for content in ({"a": tmp_path}, {"a": 1.0}, {1: tensor}, [tensor], tensor):
+        torch.save(content, folder / "adapter_model.bin")
+        sentence.check(problem(folder))
 
 
 # --- the table of a model that runs

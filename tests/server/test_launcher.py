@@ -119,6 +119,14 @@ def test_what_would_open_the_server_is_refused(
     assert said in err[-1] and err[-1].startswith("attnres-serve: ")
 
 
+@pytest.mark.parametrize("servers", ["1", "2"])
+def test_a_port_that_the_system_chooses_is_for_one_server(served, capfd, servers):
+    """Several cannot report it, so their start would not end."""
+    status = cli.main(["serve", GOLDEN, "--port", "0", "--api-server-count", servers])
+    assert (status == 2, bool(served)) == ((False, True) if servers == "1" else (True, False))
+    assert ("--port 0" in capfd.readouterr().err) is not bool(served)
+
+
 def test_an_empty_key_ends_the_start_where_it_would_be_used(served, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", " ")
     assert cli.main(["serve", GOLDEN, "--port", "0"]) == 2 and not served

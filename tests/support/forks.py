@@ -185,4 +185,6 @@ def python(
     arguments = [sys.executable, *words]
     with log.open("w") as output, (err or Path(os.devnull)).open("w") as errors:
         second = errors if err else subprocess.STDOUT
-        return subprocess.Popen(arguments, stdout=output, stderr=second, env=env, cwd=ROOT)
+        process = subprocess.Popen(arguments, stdout=output, stderr=second, env=env, cwd=ROOT)
+    atexit.register(process.kill)  # of a run that was cut off
+    return process

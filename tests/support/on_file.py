@@ -51,9 +51,10 @@ class Sentence:
         self.renews, self.said = request.config.getoption(RENEW), list[str]()
         assert not (self.renews and hasattr(request.config, "workerinput")), f"{RENEW} without -n"
         self.expected = on_file(self.room).get(self.key, [])
-        self.places = {str(TESTS.parent): "{root}"}  # what depends on the machine
+        self.places = {}  # what depends on the machine; a temporary folder may lie in the root
         if "tmp_path" in request.fixturenames:
             self.places[str(request.getfixturevalue("tmp_path"))] = "{tmp_path}"
+        self.places[str(TESTS.parent)] = "{root}"
 
     def check(self, text: str | None) -> str:
         """Compare a sentence with the one on file; returns the whole, also of one that was cut."""

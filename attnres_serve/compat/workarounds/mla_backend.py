@@ -37,7 +37,8 @@ def uses_amx(model_config) -> bool:
 def ask_for_cpu_mla(vllm_config) -> None:
     """Select ``CPU_MLA`` for the model and its draft if the AMX kernels do not fit (idempotent).
 
-    A draft takes its backend from ``speculative_config`` alone.
+    A draft takes its backend from ``speculative_config`` alone.  Backends that flags name are
+    replaced, because no other computes such rows on a CPU.
     """
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 

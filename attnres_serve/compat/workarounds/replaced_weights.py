@@ -24,9 +24,8 @@ STEPS = (INIT, SHUTDOWN, START, START_DRAFT, PIECE, FINISH)
 FORMATS = ("auto", "safetensors", "dummy")  # tried values of --load-format
 QUANTIZED = (None, "compressed-tensors")
 SINCE = (0, 32)  # the first vLLM that was tried
-FROM_ENGINE = (
-    "attn_res_from_engine"  # an argument for workers: our engine calls, with an empty cache
-)
+# An argument for workers: our engine calls, with an empty cache.
+FROM_ENGINE = "attn_res_from_engine"
 FILE = "attn_res_file"  # an argument for workers: a file of tensors
 BACKEND = "shared_memory"
 WAY = "start a new engine with the new weights."

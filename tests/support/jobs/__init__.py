@@ -127,7 +127,7 @@ def _run(script: str, jobs: list[dict[str, Any]], folder: Path, env: dict[str, s
     log, asked, result = folder / "log", folder / "jobs.json", folder / "results.json"
     asked.write_text(json.dumps(jobs))
     words = (sys.executable, str(TESTS / "support" / "jobs" / script), str(asked), str(result))
-    # With vLLM's default two workers on one memory node do not start; one in the job ignores it.
+    # By vLLM's default, two workers on one memory node do not start.
     unbound = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     variables = environment(PYTHONPATH=str(TESTS / "support"), **unbound, **env)
     process = forks.begin(words, log, variables, env)
