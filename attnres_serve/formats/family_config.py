@@ -67,9 +67,9 @@ def _by_one_name(family: Family, config: dict[str, Any]) -> dict[str, Any]:
     for key, value in config.items():
         name = family.other_names.get(key, key)
         if named.setdefault(name, value) != value:
-            raise CheckpointError(
-                f"{key} is {value!r} and {name} {config[name]!r}, which are two names of one value."
-            )
+            keys = [key for key in sorted(config) if family.other_names.get(key, key) == name]
+            values = " and ".join(f"{key} is {config[key]!r}" for key in keys)
+            raise CheckpointError(f"{values}, which are two names of one value; remove one.")
     return named
 
 

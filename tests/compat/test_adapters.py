@@ -172,7 +172,7 @@ def test_names_of_vllm() -> None:
         _adapter_manager=own, lora_config=SimpleNamespace(max_lora_rank=16, lora_dtype=None)
     )
     name = "model.layers.0.attention.q_proj.weight"
-    needed = whole_adapters._described(worker, {name: (12, 8)}).needed
+    needed = whole_adapters._described(worker, {name: (12, 8)}).weight_shapes
     assert needed == dict.fromkeys((name, f"{ATTENTION}.q_proj.weight"), (12, 8))
 
 
