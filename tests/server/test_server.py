@@ -73,7 +73,7 @@ def at(server, text: str) -> str:
 
 
 def run(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
 
 
 def test_its_latency_is_measured_over_http(server):
