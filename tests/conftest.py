@@ -19,7 +19,12 @@ import pytest
 import torch
 from demo_servers import collector, keyed_server, open_server  # noqa: F401  # fixtures
 from family_results import pytest_runtest_logreport, pytest_sessionfinish  # noqa: F401  # hooks
-from on_file import pytest_addoption, pytest_itemcollected, sentence  # noqa: F401  # and a fixture
+from on_file import (  # noqa: F401  # hooks and a fixture
+    pytest_addoption,
+    pytest_itemcollected,
+    pytest_runtest_makereport,
+    sentence,
+)
 from stand_in import served  # noqa: F401  # fixture
 from torch import Tensor
 from triton_interpreter import interpreter  # noqa: F401  # before anything imports Triton

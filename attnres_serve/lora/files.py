@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from attnres_serve.families.experts import mixture_of
 
@@ -185,6 +185,7 @@ def _read_tensors(folder: Path) -> dict[str, "Tensor"]:
         raise _NotWholeError(
             f"has no {WEIGHTS_FILES[0]} in {folder}; give the folder that PEFT saved."
         )
+    tensors: Any
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -194,24 +195,24 @@ def _read_tensors(folder: Path) -> dict[str, "Tensor"]:
             import torch
 
             tensors = torch.load(path, map_location="cpu", weights_only=True)
-            if not _are_tensors(tensors):
-                raise pickle.UnpicklingError
     except pickle.UnpicklingError:  # whose text advises to run the code
-        raise _NotWholeError(
-            f"has an {path.name} that is damaged or holds more than tensors, so nothing in it was "
-            "run; save the adapter as safetensors."
-        ) from None
+        tensors = None
     except Exception as error:  # the readers raise various errors
         reason = str(error).partition("\n")[0]
         raise _NotWholeError(
             f"has a damaged or truncated {path.name} ({reason}); copy or save it again."
         ) from None
+    if not _are_tensors(tensors):
+        raise _NotWholeError(
+            f"has an {path.name} that is damaged or holds more than tensors, so nothing in it was "
+            "run; save the adapter as safetensors."
+        )
     if not tensors:
         raise _NotWholeError(f"has no tensor in {path.name}; copy or save it again.")
     return tensors
 
 
-def _are_tensors(content: Any) -> bool:
+def _are_tensors(content: Any) -> TypeGuard[dict[str, "Tensor"]]:
     from torch import Tensor
 
     return isinstance(content, dict) and all(

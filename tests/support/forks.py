@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from as_users import AS_USERS
@@ -165,8 +166,18 @@ def begin(
     """
     if arguments[0] == sys.executable and not fresh and _can_have(own):
         return python(*arguments[1:], log=log, env=env)
-    with log.open("w") as output:
-        return subprocess.Popen(arguments, stdout=output, stderr=subprocess.STDOUT, env=env)
+    return _anew(list(arguments), log, env, None)
+
+
+def _anew(
+    arguments: list[str], log: Path, env: dict[str, str], err: Path | None
+) -> subprocess.Popen:
+    with ExitStack() as files:
+        output = files.enter_context(log.open("w"))
+        errors = files.enter_context(err.open("w")) if err else subprocess.STDOUT
+        process = subprocess.Popen(arguments, stdout=output, stderr=errors, env=env, cwd=ROOT)
+    atexit.register(process.kill)  # of a run that was cut off
+    return process
 
 
 def python(
@@ -182,9 +193,4 @@ def python(
     """
     if not AS_USERS:
         return _zygote().fork(list(words), env, log, err or log)
-    arguments = [sys.executable, *words]
-    with log.open("w") as output, (err or Path(os.devnull)).open("w") as errors:
-        second = errors if err else subprocess.STDOUT
-        process = subprocess.Popen(arguments, stdout=output, stderr=second, env=env, cwd=ROOT)
-    atexit.register(process.kill)  # of a run that was cut off
-    return process
+    return _anew([sys.executable, *words], log, env, err)

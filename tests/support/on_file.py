@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 
 TESTS, RENEW = Path(__file__).parents[1], "--renew-sentences"
 COLLECTED: set[str] = set()  # ids of tests
+PASSED = pytest.StashKey[bool]()  # of a test: whether it passed, before its fixtures end
 PREFIX = "attnres-serve: "  # of a command
 CUT = re.compile(r"\(cut from \d+ letters; the whole is in (\S+)\)$")
 # What libraries say in other words in each version, in parentheses at the end of a clause.
@@ -24,6 +25,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if not any("::" in word for word in item.config.args):  # else a part of a file's tests
         COLLECTED.add(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, Any, Any]:
+    report = yield
+    if report.when == "call":
+        item.stash[PASSED] = report.passed
+    return report
 
 
 def path_of(room: str) -> Path:
@@ -98,7 +109,7 @@ class Sentence:
 @pytest.fixture
 def sentence(request: pytest.FixtureRequest) -> Iterator[Sentence]:
     """The sentences of the test; ``check`` and ``raises`` compare them with those on file."""
-    failed, result = request.session.testsfailed, Sentence(request)
+    result = Sentence(request)
     yield result
-    if request.session.testsfailed == failed:
+    if request.node.stash.get(PASSED, False):
         result.end()
