@@ -152,11 +152,11 @@ def logprobs_of(weights: Tensors, sequence: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_spans_an_update(
-    server: Server, first: Tensors, second: Tensors, stream: bool
-) -> None:
+def test_an_answer_that_spans_an_update(server: Server, first: Tensors, stream: bool) -> None:
     """Its first tokens are the old weights', the rest the new ones', and it names both."""
     sender, events = WeightSender(server.url, KEY), []
+    # Smaller layers differ in every logprob, and roundings do not grow over 600 tokens.
+    second = {name: 0.9 * one if "layers." in name else one for name, one in first.items()}
     sender.send(first.items(), version="one")
     asked = {"prompt": SHORT, "max_tokens": 600, "ignore_eos": True, "temperature": 0}
     asked |= {"stream": stream, "logprobs": 0, "return_token_ids": True}
@@ -184,9 +184,8 @@ def test_an_answer_that_spans_an_update(
         torch.isclose(torch.tensor(logprobs).double(), own, rtol=2e-5, atol=BOUND).tolist()
         for own in (old, new)
     ]
-    # Roundings of flipped rows grow from token to token, so not all behind the update are compared.
-    assert any(all(close[0][:at]) and all(close[1][at : at + 60]) for at in range(1, 540))
-    assert not all(close[0]) and not all(close[1])
+    at = close[0].index(False)
+    assert at and all(close[1][at:]) and not all(close[1][:at])
     found = server.complete(PROMPT, logprobs=0, max_tokens=6, ignore_eos=True)
     assert found["weight_versions"] == ["two"]
     with server.client.stream("POST", "/v1/attn_res/trace", json={"prompt": PROMPT}) as traced:
