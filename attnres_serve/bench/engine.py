@@ -145,6 +145,7 @@ class Bench:
             "backend": ask("attn_res_backend")[0] if ours else None,
             "algorithm": ask("attn_res_algorithm")[0] if ours else None,
             "drafted": self._drafted(),
+            "compile_s": config.compilation_config.compilation_time,
             "alike": {
                 "dtype": dtype,
                 "compiled": compiled,

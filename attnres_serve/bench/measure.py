@@ -14,7 +14,7 @@ from attnres_serve.errors import SettingError
 from attnres_serve.settings import AUTO
 
 PROCEDURE = 6  # changes with the meaning of a figure: do not compare documents with different ones
-DISCARDED = 2  # uncounted rounds at the beginning of every start, if there is time
+DISCARDED = 2  # uncounted rounds at the beginning of every start, which are short
 # What vLLM may choose differently with drafts, which is a part of their cost.
 BY_DRAFTS = ("async_scheduling", "cuda_graphs", "max_num_batched_tokens")
 One = TypeVar("One")
@@ -22,7 +22,7 @@ Steps = list[tuple[float, float]]  # seconds of a step, and its tokens per seque
 
 
 class Rounds(NamedTuple):
-    """The numbers of rounds of a start: first the uncounted ones, then the counted ones."""
+    """The numbers of rounds of a start: first the uncounted short ones, then the counted ones."""
 
     discarded: int
     counted: int
@@ -35,9 +35,11 @@ def measure(
     start: int,
     step: Callable[[], object],
     draw: Callable[[Case, int], list[list[int]]] | None = None,
-    fit: Callable[[float], Rounds] | None = None,
+    fit: Callable[[float, float], Rounds] | None = None,
 ) -> Results:
     """Measure engines in turn, in an order that changes with the turn and the case.
+
+    An uncounted round has one turn and one slice of every case, after which engines are warm.
 
     Args:
         engines: the running engines; the first is the baseline.
@@ -47,7 +49,8 @@ def measure(
             are shifted by one, because a start may have as many turns as there are orders.
         step: called before each prompt or batch of an engine.
         draw: draws the prompts of a case's turn; None for random tokens.
-        fit: returns other rounds, at most as many, from the seconds of the first round.
+        fit: returns other rounds, at most as many counted ones, from the seconds of an uncounted
+            round and the estimated seconds of a counted one; called after the uncounted ones.
 
     Raises:
         SettingError: the engines differ, or a batch did not run together.
@@ -57,34 +60,44 @@ def measure(
     results: Results = {case: {engine.name: Samples() for engine in engines} for case in cases}
     all_rounds, count = sum(rounds), 0
     while count < sum(rounds):
-        begin = time.monotonic()
+        is_counted = count >= rounds.discarded
+        short_s = whole_s = 0.0
         number = start * all_rounds + count
         for place, case in enumerate(cases):
+            run = case if is_counted else case.shortest
+            begin = time.monotonic()
             first: dict[str, list[float]] = {engine.name: [] for engine in engines}
-            for turn in range(number * case.turns, (number + 1) * case.turns):
+            turns = number * case.turns
+            for turn in range(turns, turns + (case.turns if is_counted else 1)):
                 warm, prompts = (draw(one, turn) for one in (WARM, case))
                 for engine in order(engines, turn + place + start):
                     step()
                     engine.ask("begin", prompts=warm, max_tokens=WARM_TOKENS)
-                    most = case.max_tokens(engine.spec.drafts)
+                    most = run.max_tokens(engine.spec.drafts)
                     answer = engine.ask("begin", prompts=prompts, max_tokens=most)
                     first[engine.name] += answer["first"]
-            slices = _decode(engines, case, number * len(case.slices) + place + start)
-            if count < rounds.discarded:
+            begun = time.monotonic()
+            slices = _decode(engines, run, number * len(case.slices) + place + start, is_counted)
+            if not is_counted:
+                begin_s, decode_s = begun - begin, time.monotonic() - begun
+                short_s += begin_s + decode_s
+                whole_s += case.turns * begin_s + len(case.slices) * decode_s
                 continue
             for name, samples in results[case].items():
                 steps = [*chain(*slices[name])]
                 samples.times += [seconds for seconds, _ in steps] or first[name]
                 tokens = fmean([count for _, count in steps] or [1])
-                turns = [median(seconds for seconds, _ in timed) / tokens for timed in slices[name]]
-                samples.turns.append(turns or first[name])
-        if not count and fit is not None:
-            rounds = fit(time.monotonic() - begin)
+                taken = [median(seconds for seconds, _ in timed) / tokens for timed in slices[name]]
+                samples.turns.append(taken or first[name])
         count += 1
+        if count == rounds.discarded and fit is not None:
+            rounds = fit(short_s, whole_s)
     return results
 
 
-def _decode(engines: Sequence[Engine], case: Case, turn: int) -> dict[str, list[Steps]]:
+def _decode(
+    engines: Sequence[Engine], case: Case, turn: int, is_counted: bool
+) -> dict[str, list[Steps]]:
     """Let engines decode their begun prompts, slice by slice in turn.
 
     A slice is short, because the load of a machine changes within a second.
@@ -93,7 +106,7 @@ def _decode(engines: Sequence[Engine], case: Case, turn: int) -> dict[str, list[
         For each engine the timed steps of each slice in which the whole batch ran.
 
     Raises:
-        SettingError: the batch did not run together in half of the steps.
+        SettingError: the batch did not run together in half of the steps that are counted.
     """
     slices: dict[str, list[Steps]] = {engine.name: [] for engine in engines}
     most = 0
@@ -110,7 +123,7 @@ def _decode(engines: Sequence[Engine], case: Case, turn: int) -> dict[str, list[
         if engine.spec.drafts:  # max_tokens was for accepting all drafts
             engine.ask("drop")
     whole = [turns for turns in zip(*slices.values(), strict=True) if all(turns)]
-    if 2 * sum(min(map(len, turns)) for turns in whole) < case.steps:
+    if is_counted and 2 * sum(min(map(len, turns)) for turns in whole) < case.steps:
         raise SettingError(
             f"{case.label}: all sequences ran together in fewer than half of the steps ({most} at "
             "most), so there is too little to time; ask for smaller --batches or --contexts, or "

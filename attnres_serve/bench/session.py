@@ -18,7 +18,6 @@ from attnres_serve.compat import device
 
 MARGIN = 1.1  # of an estimate: starts of one measurement differ by some percent
 EVIDENCE = 3  # starts from which an interval is meaningful
-AGAIN = 0.4  # time of a later start before it measures, as a share of a start that compiles
 BAR = "{desc} |{bar}| {remaining}{postfix}"  # leaves space for both ratios in 80 columns
 TIMES = {"prefill": "TTFT", "decode": "TPOT"}  # the time that is compared, by phase
 
@@ -89,7 +88,8 @@ def run(
             if number and sum(took) + MARGIN * max(took[1:] or [took[0] - saved_s]) > budget:
                 break
             begin = time.monotonic()
-            bar.total = starts * len(specs) * (1 + turns * sum(plan))
+            asked = len(cases) * plan.discarded + turns * plan.counted
+            bar.total = starts * len(specs) * (1 + asked)
             with ExitStack() as stack:
                 label = f"start {number + 1}/{starts}"
                 # In another order each time: the first engine starts with more free memory.
@@ -101,12 +101,15 @@ def run(
                 _tell(bar, label, f", {sum(plan)} rounds")
                 engines = [named[spec.name] for spec in specs]
                 started_s = time.monotonic() - begin
-                if not number and not engines[0].at_start["alike"]["code_loaded"]:
-                    saved_s = (1 - AGAIN) * started_s  # later starts do not compile
+                if not number:  # later starts load what this one compiled
+                    saved_s = min(engine.at_start["compile_s"] for engine in engines)
                 starts_s = (started_s, *[started_s - saved_s] * (needed - 1))
 
-                def fit(round_s: float, starts_s: Sequence[float] = starts_s) -> Rounds:
+                def fit(
+                    short_s: float, round_s: float, starts_s: Sequence[float] = starts_s
+                ) -> Rounds:
                     nonlocal plan, evidence_s
+                    starts_s = [seconds + plan.discarded * short_s for seconds in starts_s]
                     fitted_plan = fitted(starts_s, round_s, plan, budget)
                     if fitted_plan != plan:
                         _tell(
@@ -151,15 +154,15 @@ def seconds(starts_s: Sequence[float], round_s: float, rounds: Rounds) -> float:
     """The estimated seconds of all starts, with ``MARGIN``.
 
     Args:
-        starts_s: the seconds of each start before its first round.
-        round_s: the seconds of a round.
+        starts_s: the seconds of each start before its first counted round.
+        round_s: the seconds of a counted round.
         rounds: the rounds of a start.
     """
-    return MARGIN * (sum(starts_s) + len(starts_s) * sum(rounds) * round_s)
+    return MARGIN * (sum(starts_s) + len(starts_s) * rounds.counted * round_s)
 
 
 def fitted(starts_s: Sequence[float], round_s: float, most: Rounds, budget: float) -> Rounds:
-    """The most rounds with which starts fit into a budget; at least one of each kind.
+    """The most counted rounds with which starts fit into a budget; at least one.
 
     Args:
         starts_s, round_s: see ``seconds``.
@@ -167,10 +170,7 @@ def fitted(starts_s: Sequence[float], round_s: float, most: Rounds, budget: floa
         budget: seconds for all starts.
     """
     plans = [Rounds(most.discarded, counted) for counted in range(most.counted, 0, -1)]
-    for plan in plans:
-        if seconds(starts_s, round_s, plan) <= budget:
-            return plan
-    return Rounds(1, 1)
+    return next((plan for plan in plans if seconds(starts_s, round_s, plan) <= budget), plans[-1])
 
 
 def _tell(bar: Any, what: str, more: str = "") -> None:

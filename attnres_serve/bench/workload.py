@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attnres_serve.errors import SettingError
@@ -46,6 +46,11 @@ class Case:
     def slices(self) -> list[int]:
         """The timed steps of each slice of a round; empty in prefill."""
         return [SLICE] * (self.steps // SLICE)
+
+    @property
+    def shortest(self) -> "Case":
+        """The same case with one slice."""
+        return replace(self, steps=min(self.steps, SLICE))
 
     def max_tokens(self, drafts: int = 0) -> int:
         """The maximum number of generated tokens, if each step adds up to so many drafted ones."""

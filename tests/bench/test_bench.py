@@ -281,7 +281,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     executed = {"single_pass": {"eager": 0, "compiled": 9}, "two_phase": none}
     alike = {"dtype": "bfloat16", "code_loaded": True}
     same = {"vocabulary": 50, "compiled": True, "plugin_loaded": True, "alike": alike}
-    same["drafted"] = {}
+    same |= {"drafted": {}, "compile_s": 0.0}
     return same | {"executed": executed} | changes
 
 
@@ -481,7 +481,7 @@ def test_engines_take_turns_and_a_round_of_prefill_is_a_median():
     assert found[PREFILL]["a"].rounds == [9.0] * 6 and found[PREFILL]["b"].rounds == [3.0] * 6
     assert len(found[PREFILL]["a"].times) == 6 * PREFILL.turns
     pairs = list(zip(said[::2], said[1::2], strict=True))
-    assert len(pairs) == (6 + measure.DISCARDED) * PREFILL.turns
+    assert len(pairs) == 6 * PREFILL.turns + measure.DISCARDED
     assert all(one[1] == other[1] and one[0] != other[0] for one, other in pairs)
     assert [one[0] for one, _ in pairs[:4]] == ["a", "b", "b", "a"]
     assert len({str(one[1]) for one, _ in pairs}) == len(pairs), "a prompt came twice"
@@ -535,7 +535,10 @@ def compiling(clock: list[float], first_s: float, later_s: float) -> Any:
             return None
         compiles = clock[0] < 2 * first_s
         clock[0] += first_s if compiles else later_s
-        return {"alike": facts()["alike"] | {"code_loaded": not compiles}}
+        return {
+            "alike": facts()["alike"] | {"code_loaded": not compiles},
+            "compile_s": 2 * (first_s - later_s) if compiles else 0.0,
+        }
 
     return note
 
@@ -554,7 +557,7 @@ def test_every_start_has_new_engines_started_in_another_order(monkeypatch, round
     assert len(folders) == 2, "compiled code is not kept"
     assert [start[PREFILL]["other"].rounds for start in found.results] == 4 * [rounds * [2.0]]
     assert list(found.engines) == ["baseline", "other"]
-    turns = 4 * (rounds + measure.DISCARDED) * PREFILL.turns
+    turns = 4 * (rounds * PREFILL.turns + measure.DISCARDED)
     assert len({str(prompts) for _, prompts in said}) == turns, "a prompt came twice"
 
 
@@ -575,14 +578,14 @@ def test_no_start_but_the_first_overruns_the_budget(budget, starts, monkeypatch)
     ("budget", "rounds", "starts"),
     [
         (inf, (2, 4), 4),
-        (1260, (2, 4), 3),
-        (700, (2, 1), 3),  # 75 of the first, twice 30, and nine rounds of 50, and a tenth
-        (600, (1, 1), 4),
-        (100, (1, 1), 1),
+        (900, (2, 4), 3),
+        (600, (2, 2), 3),  # 75 of the first, twice 30, six rounds of 10 and of 50, and a tenth
+        (500, (2, 1), 4),
+        (100, (2, 1), 1),
     ],
 )
 def test_rounds_are_cut_before_starts(budget, rounds, starts, monkeypatch):
-    """A start takes 75 seconds, as it compiles, and later ones 30; a round takes 50."""
+    """A start takes 75 seconds, as it compiles, and later ones 30; a round takes 50, or 10."""
     clock, ask = [0.0], Asked.ask
 
     def slow(self: Asked, what: str, **more: Any) -> Any:
@@ -596,10 +599,13 @@ def test_rounds_are_cut_before_starts(budget, rounds, starts, monkeypatch):
     found = session.run(specs, [PREFILL], 4, 4, budget=budget)
     assert (found.rounds, len(found.results)) == (rounds, starts)
     assert [len(start[PREFILL]["other"].rounds) for start in found.results] == [rounds[1]] * starts
-    assert found.evidence_s == (None if starts > 1 else pytest.approx(1.1 * (75 + 60 + 6 * 50)))
+    assert found.evidence_s == (
+        None if starts > 1 else pytest.approx(1.1 * (135 + 6 * 10 + 3 * 50))
+    )
     assert found.took_s <= budget or starts == 1
     prompts = [str(one) for _, one in said]
-    assert len({*prompts}) == starts * sum(rounds) * PREFILL.turns, "a prompt came twice"
+    turns = rounds[0] + rounds[1] * PREFILL.turns
+    assert len({*prompts}) == starts * turns, "a prompt came twice"
 
 
 def test_engines_restart_if_only_some_load_compiled_code(monkeypatch, tmp_path):
@@ -707,9 +713,9 @@ def test_engines_come_first_equally_often(number):
         said: list = []
         engines = [Asked(name, said, [1.0]) for name in "abc"[:number]]
         rounds_of(engines, DECODE, workload.ROUNDS, start)
-        for what, turns in (("begin", 1), ("decode", len(DECODE.slices))):
+        for what in asked:
             found = [name for name, prompts in said if (prompts is None) == (what == "decode")]
-            asked[what] += found[measure.DISCARDED * turns * number :]
+            asked[what] += found[measure.DISCARDED * number :]
     for what, names in asked.items():
         before: Counter[str] = Counter()
         turns = [names[at : at + number] for at in range(0, len(names), number)]
