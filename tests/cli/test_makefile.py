@@ -1,17 +1,23 @@
 """``make`` alone, and what `make serve` says before its server does."""
 
 import re
-import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from commands import run, script
+from serving import ROOT
 
 
 def make(*words: str) -> str:
-    done = subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout
+    return run("make", *words).stdout
+
+
+def set_up(folder: Path, device: str, says: str, status: int) -> Any:
+    """The set-up with a stand-in for Python and pip, which says something by its arguments."""
+    script(folder / "env" / "bin" / "python", says)
+    env = {"PATH": "/usr/bin:/bin", "VENV": str(folder / "env"), "DEVICE": device}
+    return run(ROOT / "requirements" / "setup.sh", "serve", env=env, status=status)
 
 
 def test_make_alone_lists_the_targets() -> None:
@@ -33,37 +39,16 @@ def test_make_serve_says_how_to_call_the_commands() -> None:
 def test_a_build_for_cpu_is_refused_where_cuda_was_asked_for(
     torch: str, status: int, tmp_path: Path
 ) -> None:
-    """Stand-ins for Python and pip, of which one says what was installed."""
-    python = tmp_path / "env" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\ncase "$*" in *version*) echo {torch} ;; esac\n')
-    python.chmod(0o755)
-    done = subprocess.run(
-        [ROOT / "requirements" / "setup.sh", "serve"],
-        env={"PATH": "/usr/bin:/bin", "VENV": str(tmp_path / "env"), "DEVICE": "cuda"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == status
+    done = set_up(tmp_path, "cuda", f'case "$*" in *version*) echo {torch} ;; esac', status)
     if status:
         assert f"setup: pip's sources gave torch {torch}, a build for CPU" in done.stderr
 
 
 def test_what_pip_cannot_read_ends_the_set_up(tmp_path: Path) -> None:
     """Nothing is installed from other indexes than those that were meant."""
-    python, asked = tmp_path / "env" / "bin" / "python", tmp_path / "asked"
-    python.parent.mkdir(parents=True)
-    python.write_text(
-        f'#!/bin/sh\necho "$@" >> {asked}\ncase "$*" in *"config list") exit 2 ;; esac\n'
-    )
-    python.chmod(0o755)
-    done = subprocess.run(
-        [ROOT / "requirements" / "setup.sh", "serve"],
-        env={"PATH": "/usr/bin:/bin", "VENV": str(tmp_path / "env"), "DEVICE": "cpu"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
+    asked = tmp_path / "asked"
+    says = f'echo "$@" >> {asked}\ncase "$*" in *"config list") exit 2 ;; esac'
+    done = set_up(tmp_path, "cpu", says, status=1)
     assert done.stderr.startswith("setup: pip cannot read its configuration")
     assert asked.read_text().splitlines()[1:] == ["-m pip --disable-pip-version-check config list"]
 

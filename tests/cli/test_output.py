@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from commands import run
 from serving import DEMO, ROOT
 
 from attnres_serve import __main__, cli, output
@@ -148,15 +149,11 @@ def test_a_terminal_without_columns_shows_lines(monkeypatch: pytest.MonkeyPatch)
     os.close(ours)
 
 
-def run(folder: Path, *words: object) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "attnres_serve", *map(str, words)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=180,
-    )
+def ended(folder: Path, *words: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """A command of ours that ran in a folder."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    words = (sys.executable, "-m", "attnres_serve", *words)
+    return run(*words, status=status, cwd=folder, env=env, timeout=180)
 
 
 def shadow(folder: Path, *modules: str) -> Path:
@@ -169,8 +166,7 @@ MODULES = ("html", "json", "random")
 
 
 def test_a_file_of_the_working_folder_shadows_no_module(tmp_path: Path) -> None:
-    done = run(shadow(tmp_path, *MODULES), "check", DEMO)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert ended(shadow(tmp_path, *MODULES), "check", DEMO).stderr == ""
 
 
 def test_nor_one_of_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,16 +188,15 @@ def others(err: str) -> list[str]:
 def test_runs_that_go_well_say_nothing_of_libraries(tmp_path: Path) -> None:
     """In a folder whose files have names of modules."""
     folder = shadow(tmp_path, "html", "json", "random", "queue")
-    done = run(folder, "inspect", DEMO, "--prompt", "import os", "--out", "trace.json")
-    assert (done.returncode, done.stdout) == (0, "trace.json\n")
-    assert not others(done.stderr)
-    done = run(folder, "verify", DEMO, "--tokens", "8", "--passages", "1")
-    assert done.returncode == 0
+    done = ended(folder, "inspect", DEMO, "--prompt", "import os", "--out", "trace.json")
+    assert done.stdout == "trace.json\n" and not others(done.stderr)
+    done = ended(folder, "verify", DEMO, "--tokens", "8", "--passages", "1")
     assert not others(done.stderr)
     assert re.match(r"tokens compared +8\n", done.stdout)
-    done = run(folder, "inspect", DEMO, "--prompt", "a", "--load-format", "none_such")
+    words = ("inspect", DEMO, "--prompt", "a", "--load-format", "none_such")
+    done = ended(folder, *words, status=2)
     (said,) = others(done.stderr)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stdout == ""
     assert "Load format `none_such` is not supported" in said
     log = Path(re.findall(r"its log is (\S+)\.$", said)[0])
     assert "Traceback" in log.read_text()

@@ -1,6 +1,5 @@
 """One answer to which device this runs on, and what is done on neither CPU nor CUDA."""
 
-import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -8,6 +7,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 import vllm.platforms
+from commands import python
 from vllm import distributed
 
 from attnres_serve.compat import device, versions
@@ -48,9 +48,7 @@ def test_both_answers_agree_where_this_runs() -> None:
         "import sys; from attnres_serve.compat import device; "
         "print(device.kind(), {'torch', 'vllm'} & {*sys.modules})"
     )
-    command = [sys.executable, "-c", script]
-    alone = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert alone == f"{device.kind()} set()\n"
+    assert python(script) == f"{device.kind()} set()\n"
     assert device.kind() == device._of_platform() == device._of_package()
 
 

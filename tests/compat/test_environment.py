@@ -1,12 +1,11 @@
 """The environment of an engine: what vLLM would stumble over is told, or corrected, at once."""
 
 import os
-import subprocess
 import tempfile
-from pathlib import Path
 
 import pytest
-from serving import DEMO, OURS, environment
+from commands import run
+from serving import DEMO, OURS, ROOT, environment
 
 from attnres_serve import cli
 from attnres_serve.compat import environment as variables
@@ -121,11 +120,6 @@ def test_a_working_directory_that_was_removed(words, tmp_path) -> None:
     (tmp_path / "gone").mkdir()
     script = 'cd "$0" && rmdir "$0" && exec "$@"'
     command = ["sh", "-c", script, str(tmp_path / "gone"), *OURS[:-1], *words]
-    root = str(Path(__file__).parents[2])
-    ended = subprocess.run(
-        command, env=environment(PYTHONPATH=root), capture_output=True, text=True, timeout=120
-    )
-    assert ended.returncode == 2
-    assert ended.stderr == (
+    assert run(*command, env=environment(PYTHONPATH=str(ROOT)), status=2).stderr == (
         "attnres-serve: the working directory no longer exists; change into one that does.\n"
     )

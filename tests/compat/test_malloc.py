@@ -1,11 +1,10 @@
 """Memory that is freed and taken again without a page fault."""
 
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
+from commands import python
 
 from attnres_serve.compat.workarounds import malloc
 
@@ -37,11 +36,7 @@ print(usual, min(faults() for _ in range(3)))
 def faults(**environment: str) -> tuple[int, int]:
     """Page faults of all steps in a process of its own: as it began, and told to keep memory."""
     own = {key: os.environ[key] for key in os.environ if not key.startswith(("MALLOC_", "LD_"))}
-    command = [sys.executable, "-c", FREE_AND_TAKE]
-    done = subprocess.run(
-        command, env=own | environment, capture_output=True, text=True, timeout=120, check=True
-    )
-    usual, kept = map(int, done.stdout.split())
+    usual, kept = map(int, python(FREE_AND_TAKE, env=own | environment).split())
     return usual, kept
 
 

@@ -1,10 +1,7 @@
 """The entry point: it registers what it must, touches nothing else, and never stops vLLM."""
 
 import argparse
-import json
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +14,7 @@ import pytest
 import torch
 from checkpoints import GOLDENS, write_fla
 from checkpoints.tiktoken_files import write_kimi
+from commands import python
 from facts import TINY
 from vllm_configs import vllm_config
 
@@ -44,7 +42,6 @@ from attnres_serve.model import backend as backend_choice
 from attnres_serve.model import config as model_config
 from attnres_serve.server import launcher
 
-ROOT = Path(__file__).parents[2]
 GOLDEN = GOLDENS / "fla_transformer_block"
 
 
@@ -192,12 +189,8 @@ def test_an_untested_version_is_allowed_with_a_warning(
 
 def test_importing_the_plugin_is_cheap() -> None:
     """vLLM imports it in every process; the heavy modules come only when it registers."""
-    script = """
-import sys, json, attnres_serve.plugin
-print(json.dumps([name for name in ("torch", "vllm", "transformers") if name in sys.modules]))
-"""
-    child = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert json.loads(child.stdout) == []
+    script = "import sys, attnres_serve.plugin; print({*sys.modules} & {%r, %r, %r})"
+    assert python(script % ("torch", "vllm", "transformers")) == "set()\n"
 
 
 # --- on_config
@@ -965,6 +958,4 @@ print(before, permitted())
 )
 def test_amx_is_asked_for():
     """vLLM's attention does not, and the process would end at its first short prompt."""
-    command = [sys.executable, "-W", "ignore", "-c", AMX]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.split()[-2:] == ["False", "True"]
+    assert python(AMX, timeout=300).split()[-2:] == ["False", "True"]

@@ -1,11 +1,8 @@
 """Torch's first call of a vector function, which several threads must not make at once."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from commands import python
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnres_serve import plugin
@@ -51,9 +48,5 @@ for function in (torch.cos, torch.sin):
 @pytest.mark.exhaustive
 def test_first_calls_of_many_processes_are_exact():
     """Without the mend about 3 of 100 err by 1.5e-4; a float32 cosine may by a unit, 2^-24."""
-    root = Path(__file__).parents[2]
     for _ in range(100):
-        done = subprocess.run(
-            [sys.executable, "-c", FIRST_CALLS], cwd=root, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
+        python(FIRST_CALLS)

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import run, script
+from serving import ROOT
 
 from attnres_serve.compat.arguments import of_server
 from attnres_serve.server import launcher
 
-ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 DOCKERFILES = [DOCKER / "Dockerfile.cpu", DOCKER / "Dockerfile.cuda"]
 COMPOSE = DOCKER / "compose.yaml"
@@ -29,23 +30,11 @@ ENTRYPOINT = DOCKER / "entrypoint.sh"
 UID = 10001
 
 
-def tool(name: str, *arguments: object) -> subprocess.CompletedProcess:
-    """Run a command of a package that requirements/test.txt pins."""
+def tool(name: str, *arguments: object, status: int = 0) -> str:
+    """What a command of a package says that requirements/test.txt pins."""
     path = Path(sys.executable).with_name(name)
     assert path.exists(), f"{name} is not installed; run `make setup-test`"
-    return run(path, *arguments)
-
-
-def run(*words: object, **options: Any) -> subprocess.CompletedProcess:
-    command = [*map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, **options)
-
-
-def script(path: Path, text: str) -> Path:
-    """A command of these lines."""
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
+    return run(path, *arguments, status=status).stdout
 
 
 # --- linters
@@ -53,25 +42,22 @@ def script(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_hadolint_has_nothing_to_say(path):
-    done = tool("hadolint", path)
-    assert (done.returncode, done.stdout) == (0, "")
+    assert tool("hadolint", path) == ""
 
 
 def test_compose_yaml_follows_the_compose_specification(tmp_path):
     bad = tmp_path / "compose.yaml"
     bad.write_text(COMPOSE.read_text().replace("read_only:", "readonly:"))
     words = ("--builtin-schema", "vendor.compose-spec", "--output-format", "json")
-    done = tool("check-jsonschema", *words, COMPOSE, bad)
-    errors = json.loads(done.stdout)["errors"]
-    assert done.returncode == 1 and {error["filename"] for error in errors} == {str(bad)}
+    errors = json.loads(tool("check-jsonschema", *words, COMPOSE, bad, status=1))["errors"]
+    assert {error["filename"] for error in errors} == {str(bad)}
 
 
 @pytest.mark.parametrize("path", [ENTRYPOINT, DOCKER / "test.sh"], ids=lambda path: path.name)
 def test_scripts_parse_and_may_be_run(path):
     assert os.access(path, os.X_OK)
     shell = path.read_text().splitlines()[0].split("/")[-1].split()[-1]
-    done = run(shell, "-n", path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run(shell, "-n", path).stderr == ""
 
 
 # --- images
@@ -113,8 +99,8 @@ DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 @pytest.mark.parametrize("base", ["", "python:3.11-slim", f"python@{DIGEST[:-1]}", f"@{DIGEST}"])
 def test_a_release_without_a_digest_is_refused(base):
     words = ("--no-print-directory", "image-release", f"BASE_IMAGE={base}", "CONTAINER=false")
-    done = run("make", *words)
-    assert done.returncode == 2 and done.stdout == ""
+    done = run("make", *words, status=2)
+    assert done.stdout == ""
     assert done.stderr.startswith(f"image-release: BASE_IMAGE is '{base}'; expected NAME@sha256:")
 
 
@@ -122,9 +108,8 @@ def test_a_release_is_built_on_the_digest(tmp_path):
     """With a stand-in for docker that says what it was given."""
     tool = script(tmp_path / "docker", 'printf "%s\\n" "$@"')
     words = ["image-release", f"BASE_IMAGE=python:3.11-slim@{DIGEST}", f"CONTAINER={tool}"]
-    done = run("make", *words)
-    assert done.returncode == 0, done.stderr
-    assert f"BASE_IMAGE=python:3.11-slim@{DIGEST}" in done.stdout.splitlines()
+    said = run("make", *words).stdout
+    assert f"BASE_IMAGE=python:3.11-slim@{DIGEST}" in said.splitlines()
 
 
 def test_the_cpu_image_has_the_pinned_list_and_a_compiler():
@@ -157,13 +142,14 @@ def test_the_context_holds_what_is_copied_and_little_else():
 # --- `make up`
 
 
-def make_up(tmp_path: Path, options: str, *words: str) -> subprocess.CompletedProcess:
+def make_up(tmp_path: Path, options: str, *words: str, status: int = 0) -> Any:
     """With stand-ins for an engine and for compose, which knows some options."""
     for name in ("docker", "compose"):
         told = f'echo {name} "$@" "serves $MODEL as $MODEL_NAME"'
         script(tmp_path / name, f'[ "$1" = --help ] && exec echo "{options}"\n{told}')
     tools = (f"CONTAINER={tmp_path / 'docker'}", f"COMPOSE={tmp_path / 'compose'}")
-    return run("make", "--no-print-directory", "-o", "docker/api_key", "up", *tools, *words)
+    words = ("--no-print-directory", "-o", "docker/api_key", "up", *tools, *words)
+    return run("make", *words, status=status)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +164,6 @@ def make_up(tmp_path: Path, options: str, *words: str) -> subprocess.CompletedPr
 def test_a_model_is_served_as_its_folder(tmp_path, model, words, name):
     """As the server names it without a container, so that the same requests fit."""
     done = make_up(tmp_path, "--profile PROFILE", f"MODEL={model}", *words)
-    assert done.returncode == 0, done.stderr
     folder = ROOT / model
     assert f"--profile cpu up -d serves {folder} as {name}\n" in done.stdout
     service = SERVICES["cpu"]
@@ -187,8 +172,8 @@ def test_a_model_is_served_as_its_folder(tmp_path, model, words, name):
 
 @pytest.mark.parametrize("options", ["--project-name --file", ""])
 def test_a_compose_without_profiles_is_refused_before_anything_is_built(tmp_path, options):
-    done = make_up(tmp_path, options)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = make_up(tmp_path, options, status=2)
+    assert done.stdout == ""
     said = done.stderr.splitlines()[0]
     assert said.startswith(f"{tmp_path / 'compose'} is missing or has no --profile; install ")
     assert "podman-compose 1.1 or later" in said
@@ -310,9 +295,7 @@ def test_without_an_engine_it_says_so_and_skips(tmp_path):
     script(tmp_path / "docker", "echo 'Cannot connect to the Docker daemon' >&2; exit 1")
     for name in ("bash", "dirname", "env"):
         (tmp_path / name).symlink_to(shutil.which(name))
-    done = run(DOCKER / "test.sh", env={"PATH": str(tmp_path)})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == (
+    assert run(DOCKER / "test.sh", env={"PATH": str(tmp_path)}).stdout == (
         "image-test: skipped, because no engine of docker or podman answers here.\n"
     )
 
@@ -322,7 +305,7 @@ def test_a_release_is_tried_as_it_was_built(tmp_path, release):
     """And not on a base without a digest, which a new build would have; docker is a stand-in."""
     script(tmp_path / "docker", f'echo "$1" >> {tmp_path}/calls')
     env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "RELEASE": release}
-    done = run(DOCKER / "test.sh", env=env)
+    done = run(DOCKER / "test.sh", env=env, status=1)
     assert "FAILED: user, entrypoint and version of the image" in done.stderr
     calls = (tmp_path / "calls").read_text().split()
     assert ("build" in calls) == (not release)

@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import kubernetes_validate
 import promql_parser
 import pytest
 import yaml
+from commands import run
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from pydantic import BaseModel
@@ -310,10 +310,7 @@ def test_promtool_accepts_the_rules_and_they_fire(tmp_path):
             expected["exp_annotations"] = filled(rule["annotations"], expected["exp_labels"])
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(case))
     for words in (["check", "rules", "rules.yaml"], ["test", "rules", "test.yaml"]):
-        done = subprocess.run(
-            [promtool, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        run(promtool, *words, cwd=tmp_path)
 
 
 # Grafana.
@@ -383,10 +380,7 @@ def test_systemd_accepts_the_unit(tmp_path):
     def verify(content: str) -> str:
         path = tmp_path / UNIT.name
         path.write_text(content)
-        done = subprocess.run(
-            [analyze, "verify", "--man=no", path], capture_output=True, text=True, timeout=60
-        )
-        return done.stderr
+        return run(analyze, "verify", "--man=no", path).stderr
 
     assert verify(text) == ""
     assert "KillMod" in verify(text.replace("KillMode=", "KillMod="))

@@ -3,11 +3,11 @@
 import ast
 import re
 import shlex
-import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from commands import run
 from markdown_it import MarkdownIt
 from serving import DEMO, ROOT
 
@@ -40,13 +40,7 @@ def linked(path: Path) -> set[Path]:
 
 
 def test_git_ignores_no_page() -> None:
-    done = subprocess.run(
-        ["git", "check-ignore", "--no-index", *map(str, PAGES)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == (1, "")  # 1: none is ignored
+    assert run("git", "check-ignore", "--no-index", *PAGES, status=1).stdout == ""  # 1: none is
 
 
 def test_every_page_is_reached_from_the_index() -> None:
@@ -66,9 +60,7 @@ COMMANDS = re.findall(r"^\| .*? \| `(.+?)` \| ", INDEX.read_text(), re.M)
 def test_the_commands_of_the_index_exist(command: str) -> None:
     words = shlex.split(command.replace("path/to/checkpoint", str(DEMO)))
     if words[0] == "make":
-        make = [*words, "CONTAINER=docker", "--dry-run"]
-        done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
+        run(*words, "CONTAINER=docker", "--dry-run")
     else:
         assert words[0] == "attnres-serve"
         cli.build_parser().parse_known_args(words[1:])  # exits if it knows no such command
@@ -96,10 +88,7 @@ def test_the_architecture_has_a_row_for_every_room() -> None:
 
 
 def test_the_pages_that_no_program_writes_stay_short() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    names = set(listed.stdout.split())
+    names = set(run("git", "ls-files", "*.md").stdout.split())
     assert names > WRITTEN
     words = {
         name: len((ROOT / name).read_text().split())

@@ -6,18 +6,17 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from commands import script
 from serving import ROOT
 
-UV_DOES = '#!/bin/sh\necho "$@" > "$ASKED"; echo "$SSL_CERT_FILE $ALL_PROXY" >> "$ASKED"\n'
-UV_FAILS = """#!/bin/sh
-echo "Resolved 3 packages in 1ms"
+UV_DOES = 'echo "$@" > "$ASKED"; echo "$SSL_CERT_FILE $ALL_PROXY" >> "$ASKED"'
+UV_FAILS = """echo "Resolved 3 packages in 1ms"
 echo "error: Failed to fetch a"
 echo "  cause: invalid peer certificate"
 echo "hint: read the manual"
 exit 1
 """
-PIP = """#!/bin/sh
-case "$1" in
+PIP = """case "$1" in
 config) printf "%b" "$LISTED" ;;
 *) echo "pip $*" >> "$ASKED"; echo "Collecting a"; echo "Successfully installed a" ;;
 esac
@@ -36,11 +35,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name in ("SSL_CERT_FILE", "ALL_PROXY", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
     return module
-
-
-def script(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 def test_uv_gets_the_sources_of_pip(
@@ -78,8 +72,8 @@ def test_uv_gets_the_sources_of_pip(
     ("uv", "reason"),
     [
         (UV_FAILS, "uv failed (cause: invalid peer certificate)"),
-        ("#!/bin/sh\nexit 3\n", "uv failed (without a word)"),
-        ("#!/no/such/shell\n", "uv cannot start ("),
+        ("exit 3", "uv failed (without a word)"),
+        ("#!/no/such/shell", "uv cannot start ("),
         (None, "uv==0.13.9 cannot be had (no matching distribution)"),
     ],
 )
@@ -94,13 +88,12 @@ def test_pip_is_the_way_back(
     """One line says why; byte code is left to the first import, as uv leaves it."""
     monkeypatch.setattr(install.sys, "executable", str(tmp_path / "python"))
     if uv:
-        script(tmp_path / "uv", uv)
+        path = script(tmp_path / "uv", uv)
+        if uv.startswith("#!"):
+            path.write_text(f"{uv}\n")
     else:
-        refusing = (
-            f'#!/bin/sh\ncase "$*" in *{install.UV}*) echo {reason[26:-1]} >&2; exit 1;; esac\n'
-        )
-        refusing += PIP.removeprefix("#!/bin/sh\n")
-        script(tmp_path / "pip", refusing)
+        refusing = f'case "$*" in *{install.UV}*) echo {reason[26:-1]} >&2; exit 1;; esac'
+        script(tmp_path / "pip", f"{refusing}\n{PIP}")
         monkeypatch.setattr(install.shutil, "which", lambda *_, **__: None)
     assert install.main(["a==1"]) == 0
     shown = capfd.readouterr().out.splitlines()
@@ -143,7 +136,7 @@ def test_an_empty_environment_gets_pip_and_uv(
 ) -> None:
     """By the pip of the Python that made it, and by ensurepip where that has none."""
     python, asked = tmp_path / "python", tmp_path / "asked"
-    script(python, '#!/bin/sh\necho "$*" >> "$ASKED"\n[ "$2" = ensurepip ] || exit $FAILS\n')
+    script(python, 'echo "$*" >> "$ASKED"\n[ "$2" = ensurepip ] || exit $FAILS')
     monkeypatch.setattr(install, "find_spec", lambda _: None)
     monkeypatch.setattr(install, "PIP", ("python", "-m", "pip"))
     monkeypatch.setattr(install.sys, "executable", str(python))
@@ -164,7 +157,7 @@ def test_a_question_says_nothing(
     install: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script(tmp_path / "uv", UV_FAILS)
-    script(tmp_path / "pip", "#!/bin/sh\necho none; exit 1\n")
+    script(tmp_path / "pip", "echo none; exit 1")
     assert install.main(["--dry-run", "torch==2"]) == 1
     assert capfd.readouterr().out == ""
 

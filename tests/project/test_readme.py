@@ -3,26 +3,24 @@
 import json
 import re
 import shlex
-import subprocess
 import sys
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
+import commands
 import pytest
 from markdown_it import MarkdownIt
-from serving import DEMO, Server
+from serving import DEMO, ROOT, Server
 
 from attnres_serve.families import FAMILIES
 from attnres_serve.server.routes import page
 from attnres_serve.start.events import PHASES
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-LISTED = subprocess.run(
-    ["git", "ls-files", "-z", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
-).stdout.split("\0")
+LISTED = commands.run("git", "ls-files", "-z", "*.md").stdout.split("\0")
 PAGES = [ROOT / name for name in LISTED if name and (ROOT / name).is_file()]
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
@@ -141,7 +139,7 @@ def test_the_picture_loads_nothing_and_has_colours_for_both_themes():
 # Commands.
 
 
-def commands(block: str) -> list[list[str]]:
+def commands_of(block: str) -> list[list[str]]:
     """The words of every command of a block of shell."""
     lines = block.replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
@@ -152,7 +150,7 @@ def blocks(kind: str) -> list[str]:
 
 
 SHELL = blocks("bash")
-COMMANDS = [command for block in SHELL for command in commands(block)]
+COMMANDS = [command for block in SHELL for command in commands_of(block)]
 
 
 def test_every_kind_of_command_is_run_by_a_test():
@@ -167,25 +165,18 @@ def test_every_kind_of_command_is_run_by_a_test():
 
 @pytest.mark.parametrize("block", SHELL)
 def test_blocks_are_shell(block):
-    done = subprocess.run(["bash", "-n", "-c", block], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert commands.run("bash", "-n", "-c", block).stderr == ""
 
 
 def test_a_clone_serves(tmp_path):
     """The first block on a clone of this repository; what make would run is printed instead."""
     (block,) = (one for one in SHELL if "git clone" in one)
     assert block.count("make serve\n") == 1
-    done = subprocess.run(
-        ["bash", "-ec", block.replace("make serve", "make --dry-run serve")],
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "URL": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "requirements/setup.sh serve" in done.stdout
-    assert "bin/attnres-serve serve" in done.stdout and "--served-model-name demo" in done.stdout
+    words = ("bash", "-ec", block.replace("make serve", "make --dry-run serve"))
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "URL": str(ROOT)}
+    said = commands.run(*words, cwd=tmp_path, env=env).stdout
+    assert "requirements/setup.sh serve" in said
+    assert "bin/attnres-serve serve" in said and "--served-model-name demo" in said
 
 
 @pytest.mark.parametrize(
@@ -196,10 +187,8 @@ def test_a_clone_serves(tmp_path):
 def test_targets_of_make_exist(command):
     words = [*command, "CONTAINER=docker", "--dry-run"]
     words = [word.replace("path/to/checkpoint", str(DEMO)) for word in words]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
     flags = dict(word.split("=", 1) for word in command if "=" in word)
-    assert flags.get("ARGS", "") in done.stdout
+    assert flags.get("ARGS", "") in commands.run(*words).stdout
 
 
 def test_pip_installs_the_clone():
@@ -207,13 +196,11 @@ def test_pip_installs_the_clone():
     assert [one for one in COMMANDS if one[0] == "pip"] == [["pip", "install", "."]]
 
 
-def run(command: list[str], cwd: Path = ROOT) -> str:
-    """Run a command of the README, ``attnres-serve`` being that of this environment."""
+def run(command: list[str], cwd: Path = ROOT) -> Any:
+    """What a command of the README says, ``attnres-serve`` being that of this environment."""
     if command[0] == "attnres-serve":
         command = [sys.executable, "-m", "attnres_serve", *command[1:]]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return commands.run(*command, cwd=cwd, timeout=900)
 
 
 def command_of(name: str) -> list[str]:
@@ -222,13 +209,13 @@ def command_of(name: str) -> list[str]:
 
 
 def test_check_runs():
-    assert "can be served" in run(command_of("check"))
+    assert "can be served" in run(command_of("check")).stdout
 
 
 def test_bench_has_those_flags():
     """It takes minutes, and test_bench measures with the same flags."""
-    done = run(["attnres-serve", "bench", "--help"])
-    assert all(word in done for word in command_of("bench") if word.startswith("--"))
+    said = run(["attnres-serve", "bench", "--help"]).stdout
+    assert all(word in said for word in command_of("bench") if word.startswith("--"))
     assert (ROOT / command_of("bench")[2]).is_dir()
 
 
@@ -242,9 +229,8 @@ def test_inspect_runs(tmp_path):
     """
     command = command_of("inspect")
     command[2] = str(ROOT / command[2])
-    words = [sys.executable, "-m", "attnres_serve", *command[1:]]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=900)
-    assert (done.returncode, done.stdout) == (0, f"{command[-1]}\n"), done.stderr
+    done = run(command, tmp_path)
+    assert done.stdout == f"{command[-1]}\n"
     begun = [line.partition(" s  ")[2] for line in done.stderr.splitlines()]
     starts = [f"starting a server: {phase}" for phase in PHASES.values()]
     assert [one for one in begun if one not in starts] == ["asking the server", "writing"]
@@ -259,7 +245,7 @@ def test_what_the_readme_asks_is_answered(open_server: Server):
             run([word.replace("http://127.0.0.1:8000", open_server.url) for word in command])
     (completion,) = (one for one in COMMANDS if "/v1/completions" in one[1])
     asked = [word.replace("http://127.0.0.1:8000", open_server.url) for word in completion]
-    assert json.loads(run([*asked, "-s"]))["choices"][0]["text"].strip()
+    assert json.loads(run([*asked, "-s"]).stdout)["choices"][0]["text"].strip()
 
 
 def prompts() -> list[str]:

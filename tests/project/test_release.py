@@ -13,23 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run
 from goldens import check_golden_over_http
-from serving import GOLDENS, running
+from serving import GOLDENS, ROOT, running
 
 from attnres_serve import __version__
 from attnres_serve.compat import versions
 
-ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "requirements" / "release.py"
 METADATA = f"attnres_serve-{__version__}.dist-info"
 
 
 def said(*words: object, **options: Any) -> list[str]:
     """The lines that a command writes; it must end well."""
-    command = [*map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+    return run(*words, timeout=300, **options).stdout.splitlines()
 
 
 def built(dist: Path) -> tuple[Path, Path]:
@@ -49,7 +46,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def sources() -> dict[str, bytes]:
     """What a wheel must hold: every file of the package that git knows, symlinks resolved."""
-    listed = said("git", "ls-files", "attnres_serve", "kernels", "server", cwd=ROOT)
+    listed = said("git", "ls-files", "attnres_serve", "kernels", "server")
     names = [name for name in listed if (ROOT / name).is_file()]
     inside = {
         name: name if name.startswith("attnres_serve/") else f"attnres_serve/{name}"
@@ -130,10 +127,7 @@ def test_the_bill_of_materials_has_every_pin(release, tmp_path):
 
 def test_a_folder_that_holds_something_is_refused(tmp_path):
     (tmp_path / "old.whl").touch()
-    done = subprocess.run(
-        [sys.executable, str(BUILD), str(tmp_path)], capture_output=True, text=True
-    )
-    assert done.returncode == 1
+    done = run(sys.executable, BUILD, tmp_path, status=1)
     assert done.stderr == f"release: {tmp_path} is not empty (old.whl); remove it first.\n"
 
 

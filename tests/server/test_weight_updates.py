@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from commands import run
 from safetensors.torch import load_file
 from serving import DEMO, ROOT, Server, running_demo
 
@@ -196,15 +196,9 @@ def test_an_answer_that_spans_an_update(server: Server, first: Tensors, stream: 
 @pytest.mark.exhaustive
 def test_the_example_learns(server: Server, tmp_path: Path) -> None:
     """Reward rises, and at every step the trainer's logprobs are the server's."""
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "rl.py", "--url", server.url],
-        env={"OPENAI_API_KEY": KEY, "PATH": "", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    words = (sys.executable, ROOT / "examples" / "rl.py", "--url", server.url)
+    env = {"OPENAI_API_KEY": KEY, "PATH": "", "HOME": str(tmp_path)}
+    found = json.loads(run(*words, env=env, timeout=900).stdout.splitlines()[-1])
     half = len(found["rewards"]) // 2
     assert sum(found["rewards"][half:]) > sum(found["rewards"][:half])
     assert max(found["differences"]) < 2 * BOUND

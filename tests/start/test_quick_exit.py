@@ -1,9 +1,9 @@
 """The end of processes of multiprocessing without that of their interpreters."""
 
-import subprocess
 import sys
 
 import pytest
+from commands import run
 
 from attnres_serve.start import quick_exit
 
@@ -48,9 +48,8 @@ if __name__ == "__main__":
 def test_a_process_of_vllm_ends_without_finalization(tmp_path, method, status, seconds, message):
     script = tmp_path / "targets.py"
     script.write_text(TARGETS)
-    words = [sys.executable, str(script), method, status, seconds]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == message, done.stderr
+    said = run(sys.executable, script, method, status, seconds).stdout
+    assert said.split() == message
 
 
 def test_a_target_that_raises_ends_as_ever(monkeypatch):
