@@ -1,8 +1,7 @@
 """The benchmark of a model's sites on CPU runs, and both algorithms compute the same."""
 
-import json
-
 import torch
+from serving import document_of
 
 from benchmarks.kernels import cpu_stack
 from benchmarks.published import tables
@@ -27,10 +26,8 @@ def test_the_document_has_what_its_table_tells(monkeypatch, tmp_path, capsys) ->
     monkeypatch.setattr(cpu_stack, "CELLS", cells)
     monkeypatch.setattr(cpu_stack, "PASSING", 1 << 12)
     threads = torch.get_num_threads()
-    assert cpu_stack.main(["--rounds", "2", "--out", str(tmp_path / "out.json")]) == 0
+    document = document_of(cpu_stack.main, tmp_path / "out.json", capsys, "--rounds", "2")
     torch.set_num_threads(threads)
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert json.loads(capsys.readouterr().out) == document
     (lines,) = tables.of(document)
     assert lines[2].startswith("| 32 | 3 | 48 | bfloat16 | warm | ")
     assert lines[3].startswith("| 32 | 1 | 8 | bfloat16 | cold | ")

@@ -1,9 +1,8 @@
 """The benchmark of experts on CPU runs, and what it compares is of the same size and routes."""
 
-import json
-
 import pytest
 import torch
+from serving import document_of
 
 pytest.importorskip("vllm")
 
@@ -30,9 +29,7 @@ def test_both_compute_the_same_where_the_bound_is_far(dtype, monkeypatch) -> Non
 def test_the_document_has_what_its_table_tells(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setattr(experts, "CELLS", (experts.Cell(3, 4, 2, 64, 32),))
     threads = torch.get_num_threads()
-    assert experts.main(["--rounds", "2", "--out", str(tmp_path / "out.json")]) == 0
+    document = document_of(experts.main, tmp_path / "out.json", capsys, "--rounds", "2")
     torch.set_num_threads(threads)
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert json.loads(capsys.readouterr().out) == document
     (lines,) = tables.of(document)
     assert lines[2].startswith("| 3 | 4 | 2 | 64 | 32 | bfloat16 | ")

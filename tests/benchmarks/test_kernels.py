@@ -313,17 +313,20 @@ def test_the_document_is_whole(pretended_gpu, capsys, tmp_path):
     }
 
 
+def summary(capsys: pytest.CaptureFixture[str]) -> tuple[dict, str]:
+    """The last line of what was shown, and the warnings."""
+    written = capsys.readouterr()
+    return json.loads(written.out.splitlines()[-1]), written.err
+
+
 def test_one_that_fails_is_in_the_document_and_ours_in_the_exit_status(pretended_gpu, capsys):
     pretended_gpu[BASELINE] = "site 0 is off by 3 times what it may be"
     assert kernels.main(ARGUMENTS) == 0
-    written = capsys.readouterr()
-    summary = json.loads(written.out.splitlines()[-1])
-    assert summary["rows"] == 4
-    assert [(one["tokens"], one["contender"]) for one in summary["failures"]] == [
-        (1, BASELINE),
-        (128, BASELINE),
-    ]
-    assert f"T=1 n=4 d=4096 S=4: {BASELINE} is not timed: site 0 is off by" in written.err
+    found, err = summary(capsys)
+    assert found["rows"] == 4
+    failed = [(one["tokens"], one["contender"]) for one in found["failures"]]
+    assert failed == [(1, BASELINE), (128, BASELINE)]
+    assert f"T=1 n=4 d=4096 S=4: {BASELINE} is not timed: site 0 is off by" in err
     pretended_gpu["two_phase"] = "site 1 is off by inf times what it may be"
     assert kernels.main(ARGUMENTS) == 1
 
@@ -338,11 +341,10 @@ def test_a_cell_that_fails_as_a_whole_costs_no_other(pretended_gpu, monkeypatch,
 
     monkeypatch.setattr(kernels, "examine_cell", out_of_memory)
     assert kernels.main(ARGUMENTS) == 1
-    written = capsys.readouterr()
-    summary = json.loads(written.out.splitlines()[-1])
-    assert summary["rows"] == 3
-    assert [(one["tokens"], one["contender"]) for one in summary["failures"]] == [(1, None)]
-    assert "the cell is not timed: OutOfMemoryError: CUDA out of memory" in written.err
+    found, err = summary(capsys)
+    assert found["rows"] == 3
+    assert [(one["tokens"], one["contender"]) for one in found["failures"]] == [(1, None)]
+    assert "the cell is not timed: OutOfMemoryError: CUDA out of memory" in err
 
 
 def test_one_that_cannot_be_captured_is_not_timed(monkeypatch):
@@ -361,14 +363,14 @@ def test_one_that_cannot_be_captured_is_not_timed(monkeypatch):
 
 def test_what_time_and_memory_leave_out_is_named(pretended_gpu, monkeypatch, capsys):
     assert kernels.main([*ARGUMENTS, "--minutes", "-1"]) == 0
-    written = capsys.readouterr()
-    assert json.loads(written.out.splitlines()[-1])["left_out"] == {"memory": 0, "time": 2}
-    assert "left out, --minutes is over: T=1 n=4 d=4096 S=4; T=128" in written.err
+    found, err = summary(capsys)
+    assert found["left_out"] == {"memory": 0, "time": 2}
+    assert "left out, --minutes is over: T=1 n=4 d=4096 S=4; T=128" in err
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * 2**20, 8 * 2**20))
     assert kernels.main(ARGUMENTS) == 0
-    written = capsys.readouterr()
-    assert json.loads(written.out.splitlines()[-1])["left_out"] == {"memory": 1, "time": 0}
-    assert "left out, too large for memory: T=128 n=4 d=4096 S=4" in written.err
+    found, err = summary(capsys)
+    assert found["left_out"] == {"memory": 1, "time": 0}
+    assert "left out, too large for memory: T=128 n=4 d=4096 S=4" in err
 
 
 @pytest.mark.usefixtures("interpreter")

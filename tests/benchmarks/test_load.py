@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from serving import document_of
 
 from attnres_serve.bench.document import Load
 from attnres_serve.compat import bench_client
@@ -87,11 +88,9 @@ def test_both_servers_are_asked_in_turn_with_the_same_prompts(asked):
 
 
 def test_no_prompt_comes_twice_in_a_measurement(asked, capsys, tmp_path):
-    out = tmp_path / "load.json"
-    assert load.main(["--starts", "3", "--rounds", "2", "--out", str(out)]) == 0
+    words = ("--starts", "3", "--rounds", "2")
+    document = document_of(load.main, tmp_path / "load.json", capsys, *words)
     assert len({(name, count, seed) for name, count, seed in asked}) == len(asked)
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert document == json.loads(out.read_text())
     assert document["benchmark"] == "serving.load" and not document["quick"]
     assert len(document["results"]) == len(load.AT_A_TIME) * len(tables.FIGURES)
 

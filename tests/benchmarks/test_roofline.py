@@ -1,8 +1,7 @@
 """The roofline of a model's sites: its bounds, and the document that has it."""
 
-import json
-
 import pytest
+from serving import document_of
 
 pytest.importorskip("vllm")
 
@@ -37,11 +36,8 @@ def test_the_document_has_what_its_table_tells(monkeypatch, tmp_path, capsys) ->
     monkeypatch.setattr(roofline, "SHAPES", (roofline.Shape(16, 8, 1), roofline.Shape(2, 8, 2)))
     monkeypatch.setattr(roofline, "PRODUCT", 64)
     monkeypatch.setattr(cpu_stack, "PASSING", 1 << 12)
-    out = tmp_path / "out.json"
-    arguments = ["--tokens", "1", "128", "--rounds", "2", "--out", str(out)]
-    assert kernels.main(arguments) == 0
-    document = json.loads(out.read_text())
-    assert json.loads(capsys.readouterr().out) == document
+    words = ("--tokens", "1", "128", "--rounds", "2")
+    document = document_of(kernels.main, tmp_path / "out.json", capsys, *words)
     assert document["command"].startswith("python -m benchmarks.kernels --tokens 1 128")
     rows = document["results"]
     assert len(rows) == 2 * 2 * 2

@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import run_benchmark
+from serving import document_of, run_benchmark
 
 from attnres_serve.bench import document as documents
 from attnres_serve.bench import machine
 from attnres_serve.bench.measure import PROCEDURE
-from attnres_serve.bench.ratios import (
-    Results,
-    Samples,
-    overheads,
-)
+from attnres_serve.bench.ratios import Results, Samples, overheads
 from attnres_serve.bench.workload import PHASES, case_of
 from attnres_serve.checkpoints.base_tensors import BaseTensors
 from attnres_serve.checkpoints.check import describe
@@ -284,26 +280,22 @@ def test_the_quick_measurement_runs_end_to_end(name, flags, tmp_path):
     check_document(document)
 
 
-def test_the_model_of_a_billion_parameters(tmp_path):
-    """The tiny one of its kind has all its tensors; the whole one has as many as it says."""
-    assert one_billion.write(one_billion.QUICK, tmp_path / "tiny") > 10**6
-    found = describe(check_folder(tmp_path / "tiny"))
-    assert (found["layers"], found["blocks"]) == (13, 4)
-    (tmp_path / "config.json").write_text(json.dumps(one_billion.SHAPE.config()))
+@pytest.mark.parametrize(
+    ("model", "facts", "family", "least", "most"),
+    [
+        (one_billion, {"layers": 13, "blocks": 4}, "kimi_linear", 1.00e9, 1.03e9),
+        # As many tensors and parameters as AttnRes-3B has, in its blocks.
+        (three_billion, {"layers": 48, "blocks": 8, "sources": 10}, "normed_llama", 2.7e9, 2.8e9),
+    ],
+    ids=["one", "three"],
+)
+def test_the_models_of_billions_of_parameters(model, facts, family, least, most, tmp_path):
+    """The tiny one of each kind has all its tensors; the whole one has as many as it says."""
+    assert one_billion.write(model.QUICK, tmp_path / "tiny") > 10**6
+    assert facts.items() <= describe(check_folder(tmp_path / "tiny")).items()
+    (tmp_path / "config.json").write_text(json.dumps(model.SHAPE.config()))
     config = check_model(str(tmp_path), has_weights=False).translated(None).config
-    sizes = map(prod, BaseTensors("kimi_linear", config).needed.values())
-    assert 1.00e9 < sum(sizes) < 1.03e9
-
-
-def test_the_model_of_three_billion_parameters(tmp_path):
-    """As many tensors and parameters as AttnRes-3B has, in its blocks."""
-    assert one_billion.write(three_billion.QUICK, tmp_path / "tiny") > 10**6
-    found = describe(check_folder(tmp_path / "tiny"))
-    assert (found["layers"], found["blocks"], found["sources"]) == (48, 8, 10)
-    (tmp_path / "config.json").write_text(json.dumps(three_billion.SHAPE.config()))
-    config = check_model(str(tmp_path), has_weights=False).translated(None).config
-    sizes = map(prod, BaseTensors("normed_llama", config).needed.values())
-    assert 2.7e9 < sum(sizes) < 2.8e9
+    assert least < sum(map(prod, BaseTensors(family, config).needed.values())) < most
 
 
 def test_what_is_told_of_it(tmp_path, monkeypatch, capsys):
@@ -317,9 +309,8 @@ def test_what_is_told_of_it(tmp_path, monkeypatch, capsys):
     stored |= {"starts": 8, "rounds": {"discarded": 2, "counted": 4}}
     monkeypatch.setattr(latency, "measure", lambda *_: stored)
     out = tmp_path / "out.json"
-    assert one_billion.main(["--quick", "--starts=8", "--rounds=4", f"--out={out}"]) == 0
-    document = json.loads(out.read_text())
-    assert document == json.loads(capsys.readouterr().out)
+    words = ["--quick", "--starts=8", "--rounds=4"]
+    document = document_of(one_billion.main, out, capsys, *words)
     check_document(document)
     (lines,) = tables.of(document)
     assert "| without compiled code | 61 s | 5.9 GiB | 210 | 21 |" in lines

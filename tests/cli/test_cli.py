@@ -12,15 +12,20 @@ DEMO = str(CHECKPOINT)
 COMMANDS = ("serve", "check", "convert", "verify", "bench", "inspect")
 
 
+def help_of(capsys: pytest.CaptureFixture, *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_help_has_examples_of_the_command(
     command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each on a line of its own that can be copied, and of flags that there are."""
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        cli.main([command, "--help"])
-    said = capsys.readouterr().out
+    said = help_of(capsys, command, "--help")
     assert not re.search(r" --\S*-\n", said)  # a flag that a line's end breaks
     examples = said.rpartition("Examples:\n")[2].splitlines()
     assert len(examples) >= 2
@@ -33,38 +38,22 @@ def test_every_help_has_examples_of_the_command(
 
 @pytest.mark.parametrize("words", [[], ["help"], ["help", "--help"]])
 def test_help_without_a_command(words: list[str], capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: attnres-serve [-h]")
+    assert help_of(capsys, *words).startswith("usage: attnres-serve [-h]")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_with_a_command(command: str, capsys: pytest.CaptureFixture) -> None:
-    said = []
-    for words in (["help", command], [command, "--help"]):
-        with pytest.raises(SystemExit) as ended:
-            cli.main(words)
-        assert ended.value.code == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] != ""
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["sevre", "path"], ["Check"], ["help", "bnech"], ["path/to/checkpoint"], [""]],
-    ids=str,
-)
-def test_a_word_that_is_no_command(
-    words: list[str], capsys: pytest.CaptureFixture, sentence: Sentence
-) -> None:
-    assert cli.main(words) == 2
-    sentence.check(capsys.readouterr().err)
+    assert help_of(capsys, "help", command) == help_of(capsys, command, "--help") != ""
 
 
 @pytest.mark.parametrize(
     "words",
     [
+        ["sevre", "path"],
+        ["Check"],
+        ["help", "bnech"],
+        ["path/to/checkpoint"],
+        [""],
         ["verify", "m", "--port", "80x"],
         ["bench", DEMO, "--port", "80x"],
         ["bench", DEMO, "--port=80"],
@@ -83,7 +72,7 @@ def test_a_word_that_is_no_command(
     ],
     ids=lambda words: " ".join(words).replace(DEMO, "DEMO"),
 )
-def test_a_flag_that_a_command_does_not_take(
+def test_words_that_are_no_command_or_that_it_does_not_take(
     words: list[str], capsys: pytest.CaptureFixture, sentence: Sentence
 ) -> None:
     assert cli.main(words) == 2

@@ -128,6 +128,12 @@ def manager(*, latent: bool = False, experts: bool = False) -> SimpleNamespace:
     )
 
 
+def of_attnres() -> SimpleNamespace:
+    result = manager()
+    result.model.attn_res_base = SimpleNamespace(needed={}, reordered=())
+    return result
+
+
 @pytest.mark.parametrize(
     ("name", "given", "says"),
     [
@@ -205,20 +211,14 @@ def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def test_adapters_of_other_models_are_left_alone(loads) -> None:
     adapter = SimpleNamespace(loras=[f"{ATTENTION}.o_proj"])
-    own = manager()
-    assert loads(adapter, own) is adapter
-    own.model.attn_res_base = SimpleNamespace(needed={}, reordered=())
-    with pytest.raises(
-        ValueError, match=r"the LoRA adapter 'mine' changes model.*o_proj, to which"
-    ):
-        loads(adapter, own)
+    assert loads(adapter, manager()) is adapter
+    with pytest.raises(ValueError, match=r"the LoRA adapter 'mine' changes model.*o_proj, to wh"):
+        loads(adapter, of_attnres())
 
 
 def test_files_are_checked_before_vllm_reads_them(loads, tmp_path: Path) -> None:
-    own = manager()
-    own.model.attn_res_base = SimpleNamespace(needed={}, reordered=())
     with pytest.raises(SettingError, match=r"^the LoRA adapter 'mine' has no adapter_config"):
-        loads(RuntimeError("read"), own, tmp_path)
+        loads(RuntimeError("read"), of_attnres(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,7 @@ def test_files_are_checked_before_vllm_reads_them(loads, tmp_path: Path) -> None
     ],
 )
 def test_what_vllm_refuses_is_one_sentence(loads, reason: str, says: str) -> None:
-    own = manager()
-    own.model.attn_res_base = SimpleNamespace(needed={}, reordered=())
     with pytest.raises(SettingError) as caught:
-        loads(ValueError(reason), own)
+        loads(ValueError(reason), of_attnres())
     assert str(caught.value).startswith(f"the LoRA adapter 'mine' {says}")
     assert "\n" not in str(caught.value)

@@ -220,22 +220,19 @@ def test_a_file_of_flags(content: dict, server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "content", "message"),
+    ("words", "message"),
     [
-        (["--config=serve.yaml"], "port: 1", "expected --config FILE once, with a space"),
-        (["--config"], "port: 1", "expected --config FILE once"),
-        (["--config", "serve.json"], "port: 1", "ends with .yaml"),
-        (["--config", "serve.yaml", "--config", "serve.yaml"], "port: 1", "once"),
-        (["--config", "serve.yaml"], "", "holds no flags"),
-        (["--config", "serve.yaml"], "a: [", "cannot be read"),
-        (["--config", "another.yaml"], "port: 1", "cannot be read"),
+        (["--config=serve.yaml"], "expected --config FILE once, with a space"),
+        (["--config"], "expected --config FILE once"),
+        (["--config", "serve.json"], "ends with .yaml"),
+        (["--config", "serve.yaml", "--config", "serve.yaml"], "once"),
+        (["--config", "another.yaml"], "cannot be read"),
     ],
 )
-def test_a_file_of_flags_at_which_vllm_would_fail(
-    words: list[str], content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_flags_at_which_vllm_would_fail(words, message, tmp_path, monkeypatch) -> None:
+    """``test_configuration`` has what may be wrong in it."""
     monkeypatch.chdir(tmp_path)
-    Path("serve.yaml").write_text(content)
+    Path("serve.yaml").write_text("port: 1")
     with pytest.raises(SettingError, match=message):
         of_server(words)
 

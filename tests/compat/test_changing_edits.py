@@ -120,35 +120,28 @@ def test_workers_that_differ_serve_nothing() -> None:
     assert engine.version == "one+edits.2"
 
 
-def test_a_call_without_an_end_serves_nothing() -> None:
+@pytest.mark.parametrize(
+    ("error", "raised", "said"),
+    [
+        (RuntimeError("a worker died"), NotWholeError, "a worker died"),
+        (asyncio.CancelledError(), asyncio.CancelledError, "did not end"),
+    ],
+)
+def test_a_call_without_an_end_serves_nothing(error: Any, raised: Any, said: str) -> None:
     def dies(rank: int, edits: Any) -> str | None:
-        raise RuntimeError("a worker died")
+        raise error
 
     engine = Engine(dies)
-    with pytest.raises(NotWholeError, match="a worker died"):
+    with pytest.raises(raised, match=str(error)):
         change(engine, FIRST)
-    with pytest.raises(NotWholeError):
+    with pytest.raises(NotWholeError, match=said):
         replacing_calls.check_whole(engine)
 
 
 def test_a_request_that_comes_meanwhile_is_not_refused() -> None:
-    """It waits for its turn; only a change that was cut off leaves an engine that serves none."""
-    engine = Engine()
-
-    def looks(rank: int, edits: Any) -> None:
-        replacing_calls.check_whole(engine)
-
-    engine.fails = looks
+    """It waits for its turn."""
+    engine = Engine(lambda rank, edits: replacing_calls.check_whole(engine))
     change(engine, FIRST)
-
-    def is_cut_off(rank: int, edits: Any) -> str | None:
-        raise asyncio.CancelledError
-
-    engine.fails = is_cut_off
-    with pytest.raises(asyncio.CancelledError):
-        change(engine, SECOND)
-    with pytest.raises(NotWholeError, match="did not end"):
-        replacing_calls.check_whole(engine)
 
 
 def test_a_request_that_runs_is_not_disturbed() -> None:

@@ -33,10 +33,7 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, *engines: tuple[str, int | None]) -> str | None:
-    """The cause that a client's engines have, by their names and exit codes; the last one failed.
-
-    The first one has told of it under the id ENGINE.
-    """
+    """The cause that a client's engines have, by names and exit codes; the last one failed."""
     processes = [
         SimpleNamespace(name=name, exitcode=code, pid=ENGINE - at)
         for at, (name, code) in enumerate(engines)

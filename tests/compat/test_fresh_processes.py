@@ -91,10 +91,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_transformer_stays_free_for_foreign_repositories(answers: dict[str, Any]) -> None:
-    """A repository with code of its own under this name resolves exactly as without the plugin.
-
-    Its keys are FLA's on purpose.
-    """
+    """A repository with code of its own under this name resolves exactly as without the plugin."""
     without, with_plugin = answers["resolve"]
     assert with_plugin == without
     (trusted, content), (error, message) = with_plugin

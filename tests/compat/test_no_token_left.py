@@ -136,67 +136,43 @@ def step(monkeypatch: pytest.MonkeyPatch):
     return update
 
 
-# What is sampled, what was before, what is asked, and how many of the tokens are kept.
-DEAD_ENDS = (
-    ([0], (), {"allowed_token_ids": [5, 6]}, 0),
-    ([5, 0], (5,), {"allowed_token_ids": [5, 6]}, 1),
-    ([0], (), {"words": [[0]]}, 0),
-    ([6], (5,), {"words": [[5, 6]]}, 0),
-    ([5, 6, 7], (9,), {"words": [[9, 5, 6]]}, 1),
-    ([END], (), {"min_tokens": 2}, 0),
-    ([5, END], (), {"min_tokens": 2}, 1),
-    ([7], (5,), {"min_tokens": 2, "stop_token_ids": [7]}, 0),
-    ([0], (), {"structured_outputs": GRAMMAR}, 0),
-    ([6, 6, 0], (5,), {"structured_outputs": GRAMMAR}, 2),
-    ([6], (), {"structured_outputs": GRAMMAR, "allowed_token_ids": [3]}, 0),
+FORBIDDEN, STOPPED = RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_STOPPED
+# What is sampled, what was before, what is asked, how many of the tokens are kept, and its end.
+STEPS = (
+    ([0], (), {"allowed_token_ids": [5, 6]}, 0, FORBIDDEN),
+    ([5, 0], (5,), {"allowed_token_ids": [5, 6]}, 1, FORBIDDEN),
+    ([0], (), {"words": [[0]]}, 0, FORBIDDEN),
+    ([6], (5,), {"words": [[5, 6]]}, 0, FORBIDDEN),
+    ([5, 6, 7], (9,), {"words": [[9, 5, 6]]}, 1, FORBIDDEN),
+    ([END], (), {"min_tokens": 2}, 0, FORBIDDEN),
+    ([5, END], (), {"min_tokens": 2}, 1, FORBIDDEN),
+    ([7], (5,), {"min_tokens": 2, "stop_token_ids": [7]}, 0, FORBIDDEN),
+    ([0], (), {"structured_outputs": GRAMMAR}, 0, FORBIDDEN),
+    ([6, 6, 0], (5,), {"structured_outputs": GRAMMAR}, 2, FORBIDDEN),
+    ([6], (), {"structured_outputs": GRAMMAR, "allowed_token_ids": [3]}, 0, FORBIDDEN),
+    ([5, END, 0], (), {"allowed_token_ids": [5, END]}, 2, STOPPED),
+    ([5, 6, END], (), {"min_tokens": 2}, 3, STOPPED),
+    ([5, END, 0], (), {"structured_outputs": GRAMMAR}, 2, STOPPED),
+    ([END], (), {"structured_outputs": GRAMMAR, "min_tokens": 3}, 1, STOPPED),
+    ([5], (), {"allowed_token_ids": [5, 6]}, 1, None),
+    ([6], (4,), {"words": [[5, 6]]}, 1, None),
+    ([6, 5], (), {"words": [[5, 6]]}, 2, None),
+    ([5], (), {"min_tokens": 2}, 1, None),
+    ([5, 6], (), {"structured_outputs": GRAMMAR}, 2, None),
+    ([0], (), {"structured_outputs": GRAMMAR, "ended": True}, 1, None),
+    ([0], (), {}, 1, None),
+    ([0], (), {"allowed_token_ids": [5], "config": {}}, 1, None),  # of another model
 )
 
 
-@pytest.mark.parametrize(("tokens", "past", "asked", "kept"), DEAD_ENDS, ids=str)
-def test_an_answer_ends_before_a_forbidden_token(step, tokens, past, asked, kept) -> None:
+@pytest.mark.parametrize(("tokens", "past", "asked", "kept", "end"), STEPS, ids=str)
+def test_an_answer_ends_before_a_forbidden_token(step, tokens, past, asked, kept, end) -> None:
+    """And one that stops before it, or goes on, has no reason of ours."""
     request, result, stopped = step(tokens, past, **asked)
-    assert stopped and result == tokens[:kept]
+    assert stopped == (end is not None) and result == tokens[:kept]
     assert [*request.output_token_ids] == [*past, *tokens[:kept]]
-    assert request.status == RequestStatus.FINISHED_ABORTED and request.stop_reason == REASON
-
-
-GOES_ON = (
-    ([5], (), {"allowed_token_ids": [5, 6]}),
-    ([6], (4,), {"words": [[5, 6]]}),
-    ([6, 5], (), {"words": [[5, 6]]}),
-    ([5], (), {"min_tokens": 2}),
-    ([5, 6], (), {"structured_outputs": GRAMMAR}),
-    ([0], (), {}),
-)
-
-
-@pytest.mark.parametrize(("tokens", "past", "asked"), GOES_ON, ids=str)
-def test_what_is_permitted_is_kept(step, tokens, past, asked) -> None:
-    request, result, stopped = step(tokens, past, **asked)
-    assert not stopped and result == tokens and request.stop_reason is None
-
-
-STOPS = (
-    ([5, END, 0], {"allowed_token_ids": [5, END]}, 2),
-    ([5, 6, END], {"min_tokens": 2}, 3),
-    ([5, END, 0], {"structured_outputs": GRAMMAR}, 2),
-    ([END], {"structured_outputs": GRAMMAR, "min_tokens": 3}, 1),
-)
-
-
-@pytest.mark.parametrize(("tokens", "asked", "kept"), STOPS, ids=str)
-def test_an_answer_that_stops_before_has_no_reason_of_ours(step, tokens, asked, kept) -> None:
-    request, result, stopped = step(tokens, **asked)
-    assert stopped and result == tokens[:kept]
-    assert request.status == RequestStatus.FINISHED_STOPPED and request.stop_reason is None
-
-
-def test_what_follows_a_grammar_is_free(step) -> None:
-    assert step([0], structured_outputs=GRAMMAR, ended=True)[1:] == ([0], False)
-
-
-def test_other_models_keep_what_vllm_does(step) -> None:
-    assert step([0], allowed_token_ids=[5], config={})[1:] == ([0], False)
+    assert request.stop_reason == (REASON if end == FORBIDDEN else None)
+    assert end in (None, request.status)
 
 
 def client_of(reasons: list[str | None], closed: list[bool]) -> SimpleNamespace:

@@ -24,13 +24,7 @@ SHOWN = [name for name in faults.names() if faults.reason(name) is None and faul
 
 
 def tried(name: str, folder: Path, before: str = "") -> Tried:
-    """What a fault shows in a process of its own.
-
-    Args:
-        name: of the workaround's file.
-        folder: for files.
-        before: what the process runs first.
-    """
+    """What a fault shows in a process of its own, which runs ``before`` first."""
     script, log, answer = folder / "try.py", folder / "log", folder / "found.json"
     script.write_text(SCRIPT.format(name=name, before=before, answer=str(answer)))
     env = os.environ | {"PYTHONPATH": str(forks.ROOT)}

@@ -3,7 +3,7 @@
 import argparse
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -213,10 +213,16 @@ def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return calls
 
 
+def speculative(method: str | None, model: object = "some/model") -> SimpleNamespace:
+    """A configuration with drafts by a method, or with none that are made."""
+    drafts = SimpleNamespace(method=method, draft_model_config=None)
+    return vllm_config(model, speculative_config=drafts)
+
+
 @pytest.mark.parametrize("method", ["dflash", "extract_hidden_states", "medusa", "suffix"])
 def test_speculation_that_is_refused(method: str) -> None:
     """Whatever looks inside the target model, or was never tried, is refused by its name."""
-    config = vllm_config(speculative_config=SimpleNamespace(method=method, draft_model_config=None))
+    config = speculative(method)
     reason = "CUDA streams" if method == "extract_hidden_states" else "with AttnRes"
     with pytest.raises(
         SettingError, match=f"by '{method}' is not .*{reason}.*: ngram, draft_model"
@@ -228,7 +234,7 @@ def test_speculation_that_is_refused(method: str) -> None:
 @pytest.mark.parametrize("method", settings.SPECULATION)
 def test_drafts_of_pipelines_are_refused(method: str) -> None:
     """In vLLM 0.32 a stage without a drafter ends by an exception."""
-    config = vllm_config(speculative_config=SimpleNamespace(method=method, draft_model_config=None))
+    config = speculative(method)
     config.parallel_config.pipeline_parallel_size = 2
     with pytest.raises(SettingError, match="with pipeline parallelism, of which only the last"):
         plugin.on_config(config)
@@ -318,9 +324,7 @@ def test_other_tasks_are_refused(flag: dict[str, str]) -> None:
 @pytest.mark.parametrize("method", ["ngram", "draft_model", None])
 def test_speculation_that_is_accepted_completes_the_configuration(method: str | None) -> None:
     """The weights are pinned to safetensors, and the workers get our extension."""
-    config = vllm_config(
-        GOLDEN, speculative_config=SimpleNamespace(method=method, draft_model_config=None)
-    )
+    config = speculative(method, GOLDEN)
     plugin.on_config(config)
     assert config.load_config.load_format == "safetensors"
     assert config.parallel_config.worker_extension_cls == "attnres_serve.worker.WorkerExtension"
@@ -620,116 +624,89 @@ def test_recurrent_states_go_through_no_kv_connector(flag: str, family: str) -> 
         rules.require(EngineFacts(config))
 
 
-def test_sharded_sites_are_asked_for_by_flags() -> None:
+def from_flags(*words: str) -> dict[str, Any]:
     parser = argparse.ArgumentParser()
     settings.add_arguments(parser)
-    words = ["--attnres-shard-sites", "on", "--attnres-shard-tokens", "64"]
-    assert settings.shard_tokens(settings.from_flags(vars(parser.parse_args(words)))) == 64
-    assert settings.shard_tokens(settings.from_flags(vars(parser.parse_args(words[2:])))) is None
+    return settings.from_flags(vars(parser.parse_args(words)))
 
 
-@pytest.mark.parametrize(
-    ("asked", "blocks", "sublayers", "backend", "expected"),
-    [
-        ("auto", 23, 96, "cpp", "single_pass"),
-        ("auto", 24, 96, "cpp", "two_phase"),
-        ("auto", 96, 96, "torch", "single_pass"),
-        ("auto", 6, 36, "triton", "two_phase"),
-        ("auto", 6, 35, "triton", "single_pass"),
-        ("auto", 5, 72, "triton", "single_pass"),
-        ("auto", 96, 96, "triton", "single_pass"),
-        ("single_pass", 96, 96, "cpp", "single_pass"),
-        ("two_phase", 8, 72, "cpp", "two_phase"),
-    ],
-)
-def test_auto_chooses_by_blocks(
-    asked: str, blocks: int, sublayers: int, backend: str, expected: str
-) -> None:
-    """Only where it was measured, and never against what was asked for."""
-    config = vllm_config(additional_config={"attnres_algorithm": asked}, model_config=measured())
-    assert backend_choice.choose_algorithm(config, blocks, sublayers, backend) == expected
-
-
-def measured(dtype: torch.dtype = torch.bfloat16, hidden: int = 7168) -> SimpleNamespace:
-    """The largest model whose sites were measured on a GPU."""
-    return SimpleNamespace(dtype=dtype, get_hidden_size=lambda: hidden)
-
-
-@pytest.mark.parametrize(
-    ("model", "invariant"),
-    [
-        (measured(torch.float16), False),
-        (measured(hidden=7169), False),
-        (measured(), True),
-    ],
-    ids=["float16", "wide", "batch-invariant"],
-)
-def test_auto_goes_no_further_than_was_measured(
-    model: SimpleNamespace, invariant: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "batch_invariant", lambda: invariant)
-    config = vllm_config(model_config=model)
-    assert backend_choice.choose_algorithm(config, 8, 72, "triton") == "single_pass"
+def test_sharded_sites_are_asked_for_by_flags() -> None:
+    tokens = ("--attnres-shard-tokens", "64")
+    assert settings.shard_tokens(from_flags("--attnres-shard-sites", "on", *tokens)) == 64
+    assert settings.shard_tokens(from_flags(*tokens)) is None
 
 
 def test_traces_are_turned_off_by_a_flag() -> None:
     """And by the key that it becomes; without it they are on."""
-    parser = argparse.ArgumentParser()
-    settings.add_arguments(parser)
-    assert settings.from_flags(vars(parser.parse_args(["--disable-trace"]))) == {
-        "attnres_trace": "off"
-    }
-    assert settings.from_flags(vars(parser.parse_args([]))) == {}
+    assert from_flags("--disable-trace") == {"attnres_trace": "off"} and from_flags() == {}
     assert not settings.traces({"attnres_trace": "off"})
     assert settings.traces({"attnres_trace": "on"}) and settings.traces(None)
+
+
+MEASURED = {"dtype": torch.bfloat16, "hidden": 7168, "invariant": False}  # on a GPU, at most
+
+
+@pytest.mark.parametrize(
+    ("asked", "blocks", "sublayers", "backend", "other", "expected"),
+    [
+        ("auto", 23, 96, "cpp", {}, "single_pass"),
+        ("auto", 24, 96, "cpp", {}, "two_phase"),
+        ("auto", 96, 96, "torch", {}, "single_pass"),
+        ("auto", 6, 36, "triton", {}, "two_phase"),
+        ("auto", 6, 35, "triton", {}, "single_pass"),
+        ("auto", 5, 72, "triton", {}, "single_pass"),
+        ("auto", 96, 96, "triton", {}, "single_pass"),
+        ("auto", 8, 72, "triton", {"dtype": torch.float16}, "single_pass"),
+        ("auto", 8, 72, "triton", {"hidden": 7169}, "single_pass"),
+        ("auto", 8, 72, "triton", {"invariant": True}, "single_pass"),
+        ("single_pass", 96, 96, "cpp", {}, "single_pass"),
+        ("two_phase", 8, 72, "cpp", {}, "two_phase"),
+    ],
+)
+def test_auto_chooses_by_blocks(
+    asked, blocks, sublayers, backend, other, expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where it was measured, and never against what was asked for."""
+    given = MEASURED | other
+    model = SimpleNamespace(dtype=given["dtype"], get_hidden_size=lambda: given["hidden"])
+    monkeypatch.setattr(host, "batch_invariant", lambda: given["invariant"])
+    config = vllm_config(additional_config={"attnres_algorithm": asked}, model_config=model)
+    assert backend_choice.choose_algorithm(config, blocks, sublayers, backend) == expected
 
 
 # --- VLLM_PLUGINS
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Pretend that plugins are installed, by group."""
-
-    def install(**groups: list[str]) -> None:
-        def entry_points(group: str) -> list[SimpleNamespace]:
-            return [SimpleNamespace(name=name) for name in groups.get(group.split(".")[1], [])]
-
-        monkeypatch.setattr(launcher, "entry_points", entry_points)
-
-    return install
+INSTALLED = {
+    "general_plugins": ["attnres", "lora"],
+    "platform_plugins": ["npu"],
+    "io_processor_plugins": ["lora"],
+    "stat_logger_plugins": ["stats"],
+    "endpoint_plugins": ["others_routes"],
+}
 
 
 @pytest.mark.parametrize(
-    ("current", "expected"),
+    ("current", "installed", "expected"),
     [
-        ("", "attnres"),
-        ("attnres", "attnres"),
-        ("mine", "mine,attnres"),
-        ("mine,,yours,mine", "mine,yours,attnres"),
-        ("attnres,mine", "attnres,mine"),
+        ("", INSTALLED, "attnres"),
+        ("attnres", INSTALLED, "attnres"),
+        ("mine", INSTALLED, "mine,attnres"),
+        ("mine,,yours,mine", INSTALLED, "mine,yours,attnres"),
+        ("attnres,mine", INSTALLED, "attnres,mine"),
+        # Without the variable vLLM loads all but endpoint plugins.
+        (None, INSTALLED, "attnres,lora,npu,stats"),
+        (None, {}, "attnres"),
     ],
 )
-def test_plugins_that_the_user_named(
-    current: str, expected: str, installed: Callable[..., None]
-) -> None:
+def test_plugins_that_are_loaded(current, installed, expected, monkeypatch) -> None:
     """The user's choice is kept and ours is added; what else is installed stays off."""
-    installed(general_plugins=["other"])
+
+    def entry_points(group: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(name=name) for name in installed.get(group.split(".")[1], [])]
+
+    monkeypatch.setattr(launcher, "entry_points", entry_points)
     assert launcher.allowed_plugins(current) == expected
-
-
-def test_plugins_when_none_were_named(installed: Callable[..., None]) -> None:
-    """Without the variable vLLM loads all but endpoint plugins; they stay, and ours joins them."""
-    installed(
-        general_plugins=["attnres", "lora"],
-        platform_plugins=["npu"],
-        io_processor_plugins=["lora"],
-        stat_logger_plugins=["stats"],
-        endpoint_plugins=["others_routes"],
-    )
-    assert launcher.allowed_plugins(None) == "attnres,lora,npu,stats"
-    installed()
-    assert launcher.allowed_plugins(None) == "attnres"
 
 
 def test_flags_that_the_server_is_not_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -841,10 +818,7 @@ def test_another_worker_without_a_compiler(
 
 @pytest.fixture
 def gpu(said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """A worker on a CUDA device that makes a model; its triton backend is that of the C++ kernels.
-
-    ``capability`` is the device's, ``fault`` is what its triton backend does.
-    """
+    """A worker on a CUDA device, whose triton backend is that of C++ and does ``fault``."""
     result = SimpleNamespace(capability=(8, 0), fault=lambda: None, said=said)
 
     def load(name: str, dtype: torch.dtype) -> Any:

@@ -146,9 +146,7 @@ def test_what_is_told_of_a_compiler(message: str, reason: str) -> None:
 
 
 def client_of(reasons: list[str | None], **config: Any) -> SimpleNamespace:
-    """A client of an engine that answers an output for each ``finish_reason``, with tokens or, for
-    an error alone, without.
-    """
+    """A client of an engine that answers an output for each ``finish_reason``; errors are empty."""
 
     async def generate(prompt, sampling_params, request_id):
         for reason in reasons:

@@ -44,6 +44,10 @@ from vllm.v1.worker.gpu_worker import Worker
 NEW_ENGINE = "; start a new engine with the new weights."
 
 
+def parallel(engines: int = 1, servers: int = 1) -> SimpleNamespace:
+    return SimpleNamespace(data_parallel_size=engines, world_size=1, _api_process_count=servers)
+
+
 def made_up(**more: Any) -> Any:
     """A configuration of vLLM's in which weights can be replaced, but for what is said."""
     config = SimpleNamespace(architectures=[FAMILIES["llama"].architecture], attn_res_config={})
@@ -54,9 +58,7 @@ def made_up(**more: Any) -> Any:
         "cache_config": SimpleNamespace(kv_offloading_size=None),
         "weight_transfer_config": SimpleNamespace(backend=BACKEND),
         "load_config": SimpleNamespace(load_format="auto"),
-        "parallel_config": SimpleNamespace(
-            data_parallel_size=1, world_size=1, _api_process_count=1
-        ),
+        "parallel_config": parallel(),
         "model_config": SimpleNamespace(
             hf_config=config, quantization=more.pop("quantization", None), model="started"
         ),
@@ -80,14 +82,8 @@ REASONS = (
         "with a KV connector, which would",
         {"cache_config": SimpleNamespace(kv_offloading_size=1.0)},
     ),
-    (
-        "of several replicas",
-        {"parallel_config": SimpleNamespace(data_parallel_size=2, _api_process_count=1)},
-    ),
-    (
-        "behind several API servers",
-        {"parallel_config": SimpleNamespace(data_parallel_size=1, _api_process_count=2)},
-    ),
+    ("of several replicas", {"parallel_config": parallel(engines=2)}),
+    ("behind several API servers", {"parallel_config": parallel(servers=2)}),
     *(
         (f"with --load-format {name}", {"load_config": SimpleNamespace(load_format=name)})
         for name in ("pt", "sharded_state", "runai_streamer")

@@ -184,15 +184,10 @@ def test_a_start_discards_what_was_begun(worker: Any, tmp_path: Path) -> None:
 def test_what_is_partial_is_one_update(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("false", 1, None):
         assert "partial is " in worker.step(INIT, init_info={"partial": wrong})
-    ends = (
-        lambda: worker.step(FINISH),
-        lambda: worker.step(SHUTDOWN),
-    )
-    for end in ends:
+    for end in (FINISH, SHUTDOWN):
         assert worker.step(INIT, init_info={"partial": True}) is None
-        worker.step(START)
-        end()
-        worker.step(START)
+        for name in (START, end, START):
+            worker.step(name)
     assert worker.begun == [True, False] * 2
     monkeypatch.setattr(Update, "apply", lambda self: None)
     worker.step(INIT, init_info={"partial": True})

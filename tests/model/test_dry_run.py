@@ -6,7 +6,7 @@ No engine: a world of one process, a model without KV cache.
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from inspect import signature
 from pathlib import Path
@@ -29,7 +29,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from attnres_serve.checkpoints.check import describe
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.compat import decoder, device, source
+from attnres_serve.compat import decoder, device
 from attnres_serve.compat.device import Kind
 from attnres_serve.compat.workarounds import malloc
 from attnres_serve.depth.layout import Layout
@@ -80,12 +80,6 @@ def vllm_config(folder: Path, algorithm: str = "single_pass", load_format: str =
     return in_process.vllm_config(
         folder, load_format=load_format, max_model_len=64, additional_config=options
     )
-
-
-@pytest.fixture(autouse=True)
-def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """INT8 weights are loaded and not multiplied, which not every processor does rightly."""
-    monkeypatch.setattr(source, "lacks_int8", lambda: False)
 
 
 @pytest.fixture
@@ -240,6 +234,11 @@ def loaded(make: Make, world: Path) -> Callable[[str], tuple[Any, dict[str, torc
     return load
 
 
+def refuses(model: Any, tensors: Iterable[tuple[str, torch.Tensor]], sentence: str) -> None:
+    with pytest.raises(CheckpointError, match=sentence):
+        model.load_weights(iter(tensors))
+
+
 @pytest.mark.parametrize("name", [*BASES, "unmixed", "fla"])
 def test_weights_arrive(name: str, loaded: Make) -> None:
     """Every query and key norm of the file stands, bit for bit in value, at its own site."""
@@ -299,8 +298,7 @@ def test_a_tensor_that_has_no_place(
 ) -> None:
     """Also where no folder could be judged before."""
     tensors = weights(world, checkpoint) | {name: torch.zeros(shape)}
-    with pytest.raises(CheckpointError, match=sentence):
-        make(checkpoint).load_weights(iter(tensors.items()))
+    refuses(make(checkpoint), tensors.items(), sentence)
 
 
 @pytest.mark.parametrize(
@@ -321,10 +319,8 @@ def test_a_weight_that_is_not_finite(
 ) -> None:
     tensors = weights(world, name)
     tensors[tensor].view(-1)[-1] = value
-    with pytest.raises(
-        CheckpointError, match=rf"the tensor {re.escape(tensor)}\S* holds -?(nan|i)"
-    ):
-        make(name).load_weights(iter(tensors.items()))
+    found = rf"the tensor {re.escape(tensor)}\S* holds -?(nan|i)"
+    refuses(make(name), tensors.items(), found)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
@@ -349,8 +345,7 @@ def test_a_weight_that_overflows_the_served_dtype(make: Make, world: Path) -> No
     model.lm_head.to(torch.float16)
     tensors["lm_head.weight"] = tensors["lm_head.weight"].float()
     tensors["lm_head.weight"][0, 3] = 7e4
-    with pytest.raises(CheckpointError, match=r"lm_head.weight holds 70000 at \[0, 3\], which is"):
-        model.load_weights(iter(tensors.items()))
+    refuses(model, tensors.items(), r"lm_head.weight holds 70000 at \[0, 3\], which is")
 
 
 def test_recency_biases_arrive(loaded: Make) -> None:
@@ -380,8 +375,7 @@ def test_biases_of_sources_arrive(make: Make, loaded: Make) -> None:
     name = "model.output_attn_res_bias"
     for value, says in ((-torch.inf, "holds -inf at"), (MASKED, "leaves out every source")):
         wrong = tensors | {name: torch.full_like(tensors[name], value)}
-        with pytest.raises(CheckpointError, match=f"{name} {says}"):
-            make("biased").load_weights(iter(wrong.items()))
+        refuses(make("biased"), wrong.items(), f"{name} {says}")
 
 
 def test_shared_queries_arrive_at_every_site_of_their_block(make: Make, loaded: Make) -> None:
@@ -395,8 +389,8 @@ def test_shared_queries_arrive_at_every_site_of_their_block(make: Make, loaded: 
         assert site.bias[-1] == tensors[stem + "bias"].float() and not site.bias[:-1].any()
         assert len(site.bias) == site.site.num_sources
     name = "model.layers.0.mlp_res_proj.weight"
-    with pytest.raises(CheckpointError, match=rf"the AttnRes tensor {name}, for which"):
-        make("shared").load_weights(iter([*tensors.items(), (name, torch.zeros(1, 64))]))
+    extra = (name, torch.zeros(1, 64))
+    refuses(make("shared"), [*tensors.items(), extra], f"the AttnRes tensor {name}, for which")
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -406,12 +400,11 @@ def test_a_tied_head_that_differs(first: bool, make: Make, world: Path) -> None:
     embedding = dict(tensors)["model.embed_tokens.weight"]
     for head, refused in ((embedding.clone(), False), (embedding + 1, True)):
         pair = [("lm_head.weight", head)]
-        stream = iter(pair + tensors if first else tensors + pair)
-        if not refused:
-            make("tied").load_weights(stream)
-            continue
-        with pytest.raises(CheckpointError, match="ties the head to the embedding"):
-            make("tied").load_weights(stream)
+        stream = pair + tensors if first else tensors + pair
+        if refused:
+            refuses(make("tied"), stream, "ties the head to the embedding")
+        else:
+            make("tied").load_weights(iter(stream))
 
 
 def test_norms_of_queries_and_keys_have_a_separate_epsilon(make: Make) -> None:
@@ -436,8 +429,7 @@ def test_standard_residuals_have_no_sites(make: Make, loaded: Make) -> None:
     assert model.attn_res_sites == {} and model.attn_res_executed() == {}
     assert not any(isinstance(module, SiteNorm) for module in model.modules())
     extra = ("model.layers.0.attn_res_proj.weight", torch.zeros(1, 64))
-    with pytest.raises(CheckpointError, match=r"attn_res_proj.* no site"):
-        make("standard").load_weights(iter([*tensors.items(), extra]))
+    refuses(make("standard"), [*tensors.items(), extra], "attn_res_proj.* no site")
 
 
 def test_undeclared_quantised_weights(make: Make, world: Path) -> None:
@@ -445,8 +437,7 @@ def test_undeclared_quantised_weights(make: Make, world: Path) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     tensors = weights(world, "llama")
     tensors[name] = tensors[name].to(torch.int8)
-    with pytest.raises(CheckpointError, match=f"{name} holds I8"):
-        make("llama").load_weights(iter(tensors.items()))
+    refuses(make("llama"), tensors.items(), f"{name} holds I8")
 
 
 @pytest.mark.parametrize("checkpoint", [*BASES, "fla", "nanogpt", "tied", "open", "qwen2_int8"])
@@ -458,9 +449,8 @@ def test_whatever_is_missing(checkpoint: str, make: Make, world: Path) -> None:
     assert len(left_out) >= 14
     model = make(checkpoint)
     for name in left_out:
-        tensors = {other: tensor for other, tensor in whole.items() if other != name}
-        with pytest.raises(CheckpointError, match=r"the checkpoint lacks (the|a) "):
-            model.load_weights(iter(tensors.items()))
+        others = [(other, tensor) for other, tensor in whole.items() if other != name]
+        refuses(model, others, "the checkpoint lacks (the|a) ")
 
 
 @pytest.mark.parametrize(
@@ -477,8 +467,8 @@ def test_whatever_is_left_over(name: str, checkpoint: str, make: Make, world: Pa
     table = ("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(16))
     tensors = [*weights(world, checkpoint).items(), table]
     make(checkpoint).load_weights(iter(tensors))
-    with pytest.raises(CheckpointError, match=f"the tensor {name}, which a llama model with 3"):
-        make(checkpoint).load_weights(iter([*tensors, (name, torch.ones(64))]))
+    more = [*tensors, (name, torch.ones(64))]
+    refuses(make(checkpoint), more, f"the tensor {name}, which a llama model with 3")
 
 
 @pytest.mark.parametrize(("load_format", "file"), [("hf", "pytorch_model.bin"), ("pt", "model.pt")])
@@ -513,8 +503,7 @@ def test_weights_of_another_type_than_vllm_reads(
         if dtype == torch.float32:
             del tensors[f"{name}_scale"]
     found = r"o_proj.weight holds F\w*, but by quantization_config vLLM reads I8"
-    with pytest.raises(CheckpointError, match=found):
-        make("llama_int8").load_weights(iter(tensors.items()))
+    refuses(make("llama_int8"), tensors.items(), found)
 
 
 def test_tensors_that_a_quantisation_needs(make: Make, world: Path) -> None:
@@ -524,10 +513,8 @@ def test_tensors_that_a_quantisation_needs(make: Make, world: Path) -> None:
     group["input_activations"] = INT8 | {"strategy": "tensor", "dynamic": False}
     folder = shutil.copytree(world / "llama_int8", world / "llama_static", dirs_exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    model = make("llama_static")
     needed = "vLLM needs model.layers.0.self_attn.qkv_proj.input_scale by quantization_config"
-    with pytest.raises(CheckpointError, match=needed):
-        model.load_weights(iter(weights(world, "llama_static").items()))
+    refuses(make("llama_static"), weights(world, "llama_static").items(), needed)
 
 
 def test_a_quantisation_that_names_layers_as_fla_does(make: Make, world: Path) -> None:
@@ -535,8 +522,8 @@ def test_a_quantisation_that_names_layers_as_fla_does(make: Make, world: Path) -
     model = make("fla_int8")
     ignored = ["lm_head", "model.layers.0.attn.o_proj"]
     model.attn_res_base.quantisation = model.attn_res_base.quantisation | {"ignore": ignored}
-    with pytest.raises(CheckpointError, match=r"entry 'model.layers.0.attn.o_proj', which fits"):
-        model.load_weights(iter(weights(world, "fla_int8").items()))
+    found = "entry 'model.layers.0.attn.o_proj', which fits"
+    refuses(model, weights(world, "fla_int8").items(), found)
 
 
 @pytest.mark.parametrize("checkpoint", ["llama", "llama_int8"])
@@ -549,16 +536,17 @@ def test_tensors_of_other_pipeline_stages(checkpoint: str, make: Make, world: Pa
         for name, tensor in whole.items()
         if not name.startswith(others) or "_res_" in name
     }
-    for tensors in (whole, own):
+
+    def stage() -> Any:
         model = make(checkpoint)
         model.model.layers[0] = model.model.norm = model.lm_head = PPMissingLayer()
-        loaded = model.load_weights(iter(tensors.items()))
+        return model
+
+    for tensors in (whole, own):
+        loaded = stage().load_weights(iter(tensors.items()))
         assert "model.layers.1.mlp.down_proj.weight" in loaded
     del own["model.layers.1.input_layernorm.weight"]
-    model = make(checkpoint)
-    model.model.layers[0] = model.model.norm = model.lm_head = PPMissingLayer()
-    with pytest.raises(CheckpointError, match=r"lacks the tensor model.layers.1.input_layernorm"):
-        model.load_weights(iter(own.items()))
+    refuses(stage(), own.items(), "lacks the tensor model.layers.1.input_layernorm")
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_int8", "tied"])

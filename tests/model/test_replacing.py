@@ -20,7 +20,6 @@ from vllm.model_executor.model_loader.utils import (
     process_weights_after_loading,
 )
 
-from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError
 from attnres_serve.model import replacing
 
@@ -53,12 +52,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def tensors(world: Path, name: str, seed: int) -> Tensors:
     return load_file(world / f"{name} {seed}" / WEIGHTS)
-
-
-@pytest.fixture(autouse=True)
-def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """INT8 weights are loaded and not multiplied, which not every processor does rightly."""
-    monkeypatch.setattr(source, "lacks_int8", lambda: False)
 
 
 @pytest.fixture

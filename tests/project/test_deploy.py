@@ -194,11 +194,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 
 def metric_names(query: str) -> set[str]:
-    """Names of the metrics that a query selects.
-
-    Raises:
-        ValueError: the query is no PromQL.
-    """
+    """Names of the metrics that a query selects, which has to be PromQL."""
     promql_parser.parse(query)
     return set(re.findall(r"(?:attnres_|vllm:|http_|process_)\w+", query))
 

@@ -152,10 +152,7 @@ def of_flags(targets: set[str]) -> bool:
 
 
 def test_those_who_ask_know_nothing_of_models() -> None:
-    """They see a server's answers alone, and would show those of any machine.
-
-    One of them starts a server, and reads the flags that it is given.
-    """
+    """They see a server's answers alone; one of them starts a server, and reads its flags."""
     apart = {"model", "compat", "checkpoints", "bench", "server", "worker"}
     found = {module: {*map(room, targets)} for module, targets in MODULES.items()}
     starter = "lens.temporary_server"

@@ -379,6 +379,8 @@ def test_values_as_they_are_written(folder, file, wanted) -> None:
         (["max-model-len: 4096"], {}, "serve.yaml, line 2", "a context of 1024 tokens"),
         (["enable-weight-updates: true"], {}, "serve.yaml, line 2", "there is no API key"),
         ([], {"ENABLE_WEIGHT_UPDATES": "1"}, "ATTNRES_ENABLE_WEIGHT", "there is no API key"),
+        (["model: nowhere"], {}, "serve.yaml, line 2: nowhere", "nowhere"),
+        (["model: keys"], {}, "serve.yaml, line 2: keys", "keys"),
     ],
 )
 def test_a_refusal_names_the_place(
@@ -392,17 +394,10 @@ def test_a_refusal_names_the_place(
     Path("serve.yaml").write_text("\n".join(["dtype: float32", *lines]))
     for name, value in variable.items():
         monkeypatch.setenv(f"ATTNRES_{name}", value)
-    assert cli.main(["serve", str(DEMO), "--config", "serve.yaml"]) == 2
+    named = [] if any(line.startswith("model:") for line in lines) else [str(DEMO)]
+    assert cli.main(["serve", *named, "--config", "serve.yaml"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"attnres-serve: {place}") and said in line
-
-
-@pytest.mark.parametrize("name", ["nowhere", "keys"])
-def test_a_checkpoint_of_a_file_that_cannot_be_served(folder, capfd, monkeypatch, name) -> None:
-    monkeypatch.setattr(openai_server, "run_server", None)
-    Path("serve.yaml").write_text(f"port: 0\nmodel: {name}\n")
-    assert cli.main(["serve", "--config", "serve.yaml"]) == 2
-    assert capfd.readouterr().err.startswith(f"attnres-serve: serve.yaml, line 2: {name}")
 
 
 def test_what_stands_on_the_command_line_has_no_place(folder, capfd, monkeypatch) -> None:

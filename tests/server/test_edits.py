@@ -241,10 +241,7 @@ def test_weights_that_come_keep_the_edits(server: Server) -> None:
 
 
 def test_two_workers_change_together(tmp_path: Path, server: Server) -> None:
-    """With tensor parallelism both of them have the edits, and no prefix is from before.
-
-    Statistics count what is served under the last ones alone.
-    """
+    """And no prefix is from before; statistics count what is served under the last ones alone."""
     with running(tmp_path / "log", "--tensor-parallel-size", "2") as two:
         two.client.headers["authorization"] = f"Bearer {KEY}"
         post(two, f"{URL}/start", cost=1)

@@ -75,8 +75,9 @@ class Started:
 
         self.http = TestClient(self.app)
 
-    async def begin(self) -> None:
+    async def begin(self) -> "Started":
         await self.lifecycle.begin(self.client, self.state)
+        return self
 
     def stop(self, seconds: float = 20) -> asyncio.Future[None]:
         """Shut the client down as vLLM does, in a thread."""
@@ -115,8 +116,7 @@ async def test_a_model_whose_requests_need_more_is_served(error, reason):
 
 async def test_an_engine_without_whole_weights_is_not_ready_and_refuses_work():
     """Whatever asks the model: 503 and the sentence.  What mends it is let through."""
-    started = Started()
-    await started.begin()
+    started = await Started().begin()
     paths = ("/v1/completions", "/v1/attn_res/trace", "/resume", "/start_weight_update", "/pause")
     for path in paths:
         started.app.post(path)(lambda: "done")
@@ -163,8 +163,7 @@ async def test_a_long_warm_up_is_waited_for(monkeypatch):
 
 async def test_a_request_was_served_before_the_port_is_open():
     """Of two tokens, whatever the first one is: a prefill and a decode."""
-    started = Started()
-    await started.begin()
+    started = await Started().begin()
     assert started.client.prompts == [(2, True)]
     answer = started.http.get("/ready")
     assert (answer.status_code, answer.json()) == (200, {"ready": True, "reason": None})
@@ -180,8 +179,7 @@ def test_nobody_waits_for_those_who_need_no_key():
 
 
 async def test_stopping_refuses_new_requests_and_waits_for_those_that_run():
-    started = Started()
-    await started.begin()
+    started = await Started().begin()
     started.lifecycle.running = 1
     stop = started.stop()
     await within(5, lambda: started.lifecycle.refusing)
@@ -240,8 +238,7 @@ async def test_new_requests_are_taken_during_the_delay_and_refused_after_it(monk
 
 
 async def test_an_engine_that_dies_ends_the_delay():
-    started = Started(3600)
-    await started.begin()
+    started = await Started(3600).begin()
     stop = started.stop()
     await within(5, lambda: started.lifecycle.stopping)
     started.client.errored = True
@@ -256,8 +253,7 @@ async def test_a_second_signal_aborts(monkeypatch, number):
     ended: list[int] = []
     monkeypatch.setattr(lifecycle, "AGAIN", 0.01)
     monkeypatch.setattr(os, "_exit", ended.append)
-    started = Started(3600)
-    await started.begin()
+    started = await Started(3600).begin()
     loop, stop = asyncio.get_running_loop(), started.stop()
     await within(5, lambda: number in loop._signal_handlers)
     assert started.http.get("/work").status_code == 200 and not ended
@@ -269,8 +265,7 @@ async def test_a_second_signal_aborts(monkeypatch, number):
 
 
 async def test_it_waits_no_longer_than_it_may():
-    started = Started()
-    await started.begin()
+    started = await Started().begin()
     started.lifecycle.running = 1
     begin = time.monotonic()
     await started.stop(0.3)
@@ -282,8 +277,7 @@ async def test_it_waits_no_longer_than_it_may():
 
 async def test_a_dead_engine_ends_the_server_with_a_status(monkeypatch):
     monkeypatch.setattr(lifecycle, "FAREWELL", 0.05)
-    started = Started()
-    await started.begin()
+    started = await Started().begin()
     server = started.state.server
     await within(5, lambda: server.config.timeout_graceful_shutdown == lifecycle.GRACE)
     assert not server.should_exit
@@ -342,10 +336,7 @@ def test_a_request_of_a_dead_engine_may_be_repeated_elsewhere():
 
 @pytest.mark.parametrize("end", ["killed", "reaped", "stopping", "killed before a stop"])
 def test_a_server_sees_the_end_of_an_engine_that_runs_beside_it(end, monkeypatch):
-    """A launcher of several servers would see it alone; in a stop it is no news.
-
-    The launcher stops its servers then, perhaps before they have looked.
-    """
+    """Else the launcher of several would see it alone, and stop them; in a stop it is no news."""
     monkeypatch.setattr(lifecycle, "LOOK", 60 if end == "killed before a stop" else 0.01)
     monkeypatch.setattr(os, "getppid", os.getpid)
     words = ["EngineCore_DP1", "-c", "import time; time.sleep(60)"]
@@ -379,8 +370,7 @@ async def test_the_server_outlives_its_engine_where_vllm_is_told_so(monkeypatch)
     monkeypatch.setenv("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
     monkeypatch.setattr(lifecycle, "FAREWELL", 0.0)
     monkeypatch.setattr(lifecycle, "LOOK", 0.01)
-    started = Started()
-    await started.begin()
+    started = await Started().begin()
     started.client.errored = True
     await asyncio.sleep(0.2)
     assert not started.state.server.should_exit

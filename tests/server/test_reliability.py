@@ -63,12 +63,7 @@ def folder(tmp_path_factory):
 
 
 class Killed(NamedTuple):
-    """A server of two workers that was killed while it answered, with which they ended.
-
-    Attributes:
-        port: it was at.
-        trace: which it answered before.
-    """
+    """A server of two workers that was killed while it answered; its last trace."""
 
     port: int
     trace: dict[str, Any]
@@ -91,10 +86,7 @@ def killed(folder) -> Killed:
 
 @pytest.fixture(scope="module")
 def command(folder, killed) -> Iterator[Command]:
-    """Started in a terminal, on the port of the one that was killed; nothing has to be cleaned.
-
-    The size of its cache is its own choice.
-    """
+    """Started in a terminal, on the port of the one that was killed; nothing has to be cleaned."""
     flags = (*FLAGS, "--shutdown-timeout", str(5 * BUSY))
     with begun(folder, *flags, port=killed.port, VLLM_CPU_KVCACHE_SPACE="") as command:
         command.wait_for('"prompt": ')  # in the last line
@@ -462,10 +454,7 @@ KILLED = [
 
 @pytest.mark.parametrize(("name", "command", "two", "title", "busy"), KILLED)
 def test_a_killed_process_ends_the_server(folder, name, command, two, title, busy):
-    """With a status, within seconds, with nothing left; until then answers and probes say so.
-
-    Whatever is written is one JSON object a line.
-    """
+    """With nothing left; until then answers and probes say so.  Every line is a JSON object."""
     start = partial(running, command, DEMO, folder / name, *FLAGS, *two, fresh=two is ENGINES)
     with (
         start(VLLM_PLUGINS="attnres", VLLM_LOGGING_CONFIG_PATH=JSON) as server,
@@ -522,10 +511,7 @@ WIRES: dict[str, dict[str, Any]] = {
 
 
 def wires(server: Server) -> list[Future[str]]:
-    """What long requests of every wire are told in the end, whole answers and streams, by threads.
-
-    They run when this returns.
-    """
+    """What long requests of every wire are told in the end; they run when this returns."""
     streams = [path for path in WIRES if "trace" not in path]
     threads = ThreadPoolExecutor(len(WIRES) + len(streams))
 

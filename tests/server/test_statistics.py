@@ -35,17 +35,10 @@ SECONDS = 0.5  # that a replay takes
 
 
 class Bench(Collector):
-    """A collector whose time is counted, not waited for, and whose replays are made up.
-
-    Attributes:
-        replayed: the sequences, with the lengths of their prompts.
-        slept: seconds, one number for each wait.
-        version: of the weights.
-        while_replayed: called in every replay.
-    """
+    """A collector whose time is counted, not waited for, and whose replays are made up."""
 
     def __init__(self, cost: float = 0.02, limit: int = 100) -> None:
-        self.replayed: list[tuple[list[int], int]] = []
+        self.replayed: list[tuple[list[int], int]] = []  # with the lengths of their prompts
         self.slept: list[float] = []
         self.version = "first"
         self.while_replayed: Callable[[], None] = lambda: None
@@ -378,22 +371,17 @@ def test_a_site_that_gives_something_else_ends_them(app, client, monkeypatch):
     assert found["problem"] == "Site 3 is wrong." and found["running"] is False
 
 
-@pytest.mark.parametrize("cost", [0, -1, 1.5, "a"])
-def test_a_share_that_is_none(app, cost):
+@pytest.mark.parametrize(
+    ("traces", "servers", "cost", "status", "said"),
+    [
+        *((True, 1, cost, 400, "cost") for cost in (0, -1, 1.5, "a")),
+        (False, 1, 0.1, 403, "--disable-trace"),
+        (True, 2, 0.1, 501, "one API server"),
+    ],
+)
+def test_a_start_that_is_refused(app, client, monkeypatch, traces, servers, cost, status, said):
+    monkeypatch.setattr(trace_route.settings, "traces", lambda _: traces)
+    monkeypatch.setattr(client.vllm_config.parallel_config, "_api_process_count", servers)
     answer = app.post(f"{URL}/start", json={"cost": cost})
-    assert answer.status_code == 400 and "cost" in answer.json()["error"]["message"]
-    assert app.get(URL).json()["running"] is False
-
-
-def test_turned_off_with_traces(app, client, monkeypatch):
-    monkeypatch.setattr(trace_route.settings, "traces", lambda _: False)
-    answer = app.post(f"{URL}/start")
-    assert answer.status_code == 403
-    assert "--disable-trace" in answer.json()["error"]["message"]
+    assert answer.status_code == status and said in answer.json()["error"]["message"]
     assert app.get(URL).json()["running"] is app.post(f"{URL}/stop").json()["running"] is False
-
-
-def test_one_server_alone(app, client, monkeypatch):
-    monkeypatch.setattr(client.vllm_config.parallel_config, "_api_process_count", 2)
-    answer = app.post(f"{URL}/start")
-    assert answer.status_code == 501 and "one API server" in answer.json()["error"]["message"]

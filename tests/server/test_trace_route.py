@@ -599,15 +599,18 @@ def test_the_largest_answer_is_some_megabytes(sublayers, block):
     assert 4e6 < len(trace._encode({}, pieces, rows)) < 8e6
 
 
-def test_an_answer_that_is_no_json_is_an_error(app, client, monkeypatch):
-    """Weights that are not numbers are neither an answer nor the client's fault."""
-    weights = np.array([np.nan], np.float32).tobytes()
+NAN = np.array([np.nan], np.float32).tobytes()
 
-    def answer(*_) -> dict[str, Any]:
-        return {"problem": None, "sites": [[0, weights, weights]]} | NOTHING
 
-    monkeypatch.setattr(WorkerExtension, "attn_res_trace", answer)
-    assert "infinite or NaN" in refused(app, 500, prompt=[3], sites=[0])
+@pytest.mark.parametrize(
+    ("problem", "sites", "said"),
+    [("the test says no.", [], "The test says no."), (None, [[0, NAN, NAN]], "infinite or NaN")],
+)
+def test_a_worker_that_fails_is_an_error(app, monkeypatch, problem, sites, said):
+    """As are weights that are not numbers, which are neither an answer nor the client's fault."""
+    answer = {"problem": problem, "sites": sites} | NOTHING
+    monkeypatch.setattr(WorkerExtension, "attn_res_trace", lambda *_: answer)
+    assert said in refused(app, 500, prompt=[3], sites=[0])
 
 
 def test_edits_in_proportion_to_the_sequence(app, client, monkeypatch):
@@ -637,8 +640,9 @@ def test_unknown_model(app):
         (".model_config.hf_config", "attn_res", None, 400, "standard residuals"),
         (".model_config", "hf_config", LlamaConfig(), 400, "standard residuals"),  # vLLM's own
         (".parallel_config", "worker_extension_cls", "my.Own", 501, "--worker-extension-cls"),
+        ("", "lora_config", object(), 501, "LoRA"),
     ],
-    ids=["off", "standard", "vllms", "extension"],
+    ids=["off", "standard", "vllms", "extension", "adapters"],
 )
 def test_a_configuration_without_traces(app, client, of, key, value, status, said):
     setattr(attrgetter(f"vllm_config{of}")(client), key, value)
@@ -654,11 +658,6 @@ def test_a_client_that_has_gone_is_no_error_of_the_server(app, monkeypatch):
     assert app.post(URL, json={"prompt": [3]}).status_code == 499
 
 
-def test_untraceable(app, client):
-    client.vllm_config.lora_config = object()
-    assert "LoRA" in refused(app, 501, prompt=[3])
-
-
 def test_asleep(app, client):
     client.asleep = client.vllm_config.model_config.enable_sleep_mode = True
     assert "asleep" in refused(app, 503, prompt=[3])
@@ -670,12 +669,6 @@ def test_the_engine_knows_a_trace_by_its_request_id(app, client):
         assert app.post(URL, json=asked, headers=headers).status_code == 200
     first, second = client.names[-2:]
     assert first == "attn-res-trace-order-7" != second
-
-
-def test_a_worker_that_fails_is_an_error(app, client, monkeypatch):
-    answer = {"problem": "the test says no.", "sites": []} | NOTHING
-    monkeypatch.setattr(WorkerExtension, "attn_res_trace", lambda *_: answer)
-    assert refused(app, 500, prompt=[3]) == "The test says no."
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])

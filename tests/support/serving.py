@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,6 +161,14 @@ def run_module(*words: str, timeout: float, status: int = 0, **env: str) -> str:
             process.kill()
         assert ended == status, err.read_text(errors="replace")[-6000:]
         return out.read_text()
+
+
+def document_of(main: Callable[..., int], out: Path, capsys: Any, *words: str) -> dict[str, Any]:
+    """The document of a benchmark that this process runs; what it shows last is the same."""
+    assert main([*words, "--out", str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert document == json.loads(capsys.readouterr().out.splitlines()[-1])
+    return document
 
 
 def run_benchmark(name: str, out: Path, *arguments: str) -> dict[str, Any]:

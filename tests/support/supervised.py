@@ -1,6 +1,10 @@
 """A process under the supervisor, in the place of a server."""
 
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 URL = "http://127.0.0.1:8000"
 ASK = "curl"
@@ -20,6 +24,17 @@ sys.exit(supervisor.supervise(["serve"], run))
 """
 
 CHECKED = "events.tell('checked', title='t', log=0, headless=0, socket=None); "
+
+
+@contextmanager
+def begun(words: list[str], **options: Any) -> Iterator[subprocess.Popen]:
+    """A process whose output is read, and which is gone at the end."""
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def supervised(script: str) -> list[str]:

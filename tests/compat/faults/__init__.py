@@ -32,14 +32,7 @@ CANNOT = {
 
 @dataclass(frozen=True)
 class Tried:
-    """What a fault showed.
-
-    Attributes:
-        library: its name and version.
-        due: whether the workaround is for this version.
-        without: whether the fault is there without the workaround.
-        within: whether it is there with the workaround.
-    """
+    """Whether a workaround is due for a library, and the fault there without and within it."""
 
     library: str
     due: bool
@@ -47,11 +40,7 @@ class Tried:
     within: bool
 
     def problem(self, name: str) -> str | None:
-        """What is to be changed in a workaround's file, in one sentence; None if nothing is.
-
-        Args:
-            name: the file's, without its ending.
-        """
+        """What is to be changed in the file of this name, in one sentence; None if nothing is."""
         file = f"workarounds/{name}.py"
         if self.due and not self.without:
             return f"{self.library} has mended this: end the range of {file} before it"

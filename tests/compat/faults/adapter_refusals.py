@@ -23,15 +23,9 @@ def fault() -> bool:
 
 
 def load(reason: Exception | None, folder: Path, lora: bool = True) -> Any:
-    """What vLLM answers for an adapter that its engine refuses for a reason, or takes.
+    """What vLLM answers for an adapter that its engine takes, or refuses for a reason.
 
-    Args:
-        reason: the engine's; None if it takes the adapter.
-        folder: of the adapter.
-        lora: whether the engine takes adapters.
-
-    Returns:
-        the answer, and the names for which the engine was asked.
+    With the names for which the engine was asked; without ``lora`` it takes no adapters.
     """
     from vllm.entrypoints.openai.models.serving import OpenAIServingModels
     from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest

@@ -21,15 +21,9 @@ def fault() -> bool:
 
 
 def zero(cache: torch.Tensor, split: int, new: list[int]) -> torch.Tensor:
-    """Have vLLM's runner zero new blocks of attention.
+    """Have vLLM's runner zero new blocks of attention in a cache, ``[BLOCKS * split, 16, 8]``.
 
-    Args:
-        cache: ``[BLOCKS * split, 16, 8]``, written to.
-        split: how many blocks of the attention kernel make a block.
-        new: numbers of blocks.
-
-    Returns:
-        the cache of a layer of states beside it, ``[BLOCKS, 8]``, which was all ones.
+    Returns that of a layer of states beside it, ``[BLOCKS, 8]``, which was all ones.
     """
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from supervised import supervised
+from supervised import begun, supervised
 
 from attnres_serve.errors import SettingError
 from attnres_serve.server.start import address
@@ -69,17 +69,13 @@ events.tell("ready", url="http://localhost", socket=path, ask="", problem=None)
 )
 def test_no_server_that_ends_leaves_its_socket(sockets, goes_on, number, status):
     words = [*supervised(HAS_SOCKET + goes_on), "s"]
-    process = subprocess.Popen(words, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, cwd=sockets)
-    try:
+    with begun(words, stderr=subprocess.STDOUT, cwd=sockets) as process:
         while number and not re.search(b"metrics|begun", process.stdout.readline()):
             assert process.poll() is None
         if number:
             process.send_signal(number)
         assert process.wait(60) == status
         assert not (sockets / "s").exists()
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.parametrize("listens", [True, False])

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import psutil
 import pytest
-from supervised import CHECKED, READY, SUPERVISED, supervised
+from supervised import CHECKED, READY, SUPERVISED, begun, supervised
 
 from attnres_serve.start.ends import how_it_ended
 from attnres_serve.start.engine_log import EngineLog
@@ -49,15 +49,11 @@ except KeyboardInterrupt:
 def test_streams_keep_their_order(is_one):
     """Where both are one file too, and in what is written before and behind the address."""
     stderr = subprocess.STDOUT if is_one else subprocess.PIPE
-    process = subprocess.Popen(supervised(WRITES), stdout=subprocess.PIPE, stderr=stderr)
-    try:
+    with begun(supervised(WRITES), stderr=stderr) as process:
         before = [process.stdout.readline() for _ in range(8)]
         assert before[-1] == b"curl\n" and not any(b"\r" in line for line in before)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.communicate()
     shown = {out: range(9)} if is_one else {out: range(0, 9, 2), err: range(1, 9, 2)}
     for said, numbers in shown.items():
         lines = [line for line in said.splitlines(True) if not line.startswith(b"attnres-serve: ")]
@@ -140,15 +136,11 @@ def test_a_reader_that_left_does_not_end_the_server():
 
 def test_a_reader_that_stalls_holds_up_no_signal():
     script = "os.write(2, b'begun\\n'); os.write(1, b'line\\n' * 100_000); time.sleep(60)"
-    process = subprocess.Popen(supervised(script), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
+    with begun(supervised(script), stderr=subprocess.PIPE) as process:
         assert process.stderr.readline() == b"begun\n"
         time.sleep(0.5)  # for the pipe to be full
         process.terminate()
         assert process.wait(10) == 130
-    finally:
-        process.kill()
-        process.communicate()
 
 
 LEAVES = f"""
@@ -171,8 +163,7 @@ except KeyboardInterrupt:
 def test_what_a_killed_engine_leaves_is_removed(is_stopped, tmp_path):
     """The server ends after it, stopped or not, so it is no longer of the session at the end."""
     left = tmp_path / "left"
-    process = subprocess.Popen([*supervised(LEAVES), left], stdout=subprocess.PIPE)
-    try:
+    with begun([*supervised(LEAVES), left]) as process:
         while b"metrics" not in process.stdout.readline():
             pass
         assert left.exists()
@@ -183,6 +174,3 @@ def test_what_a_killed_engine_leaves_is_removed(is_stopped, tmp_path):
             server.send_signal(signal.SIGUSR1)
         assert process.wait(60) == 0
         assert left.is_symlink() and not left.exists()
-    finally:
-        process.kill()
-        process.communicate()
