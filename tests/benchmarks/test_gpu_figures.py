@@ -14,9 +14,6 @@ ON_FILE: dict[str, dict[str, Any]] = {
 }
 
 
-FIRST = ("8B", "decode", 1)
-
-
 @pytest.mark.parametrize("name", ON_FILE)
 def test_a_document_says_where_it_was_measured(name: str) -> None:
     document = ON_FILE[name]
@@ -40,7 +37,8 @@ def test_the_documentation_has_the_rule_of_auto() -> None:
 def test_tensor_parallelism_is_reckoned_from_what_was_measured() -> None:
     """Every worker has all sites: what they add is not divided, and the step is."""
     rows = ON_FILE["stack"]["results"]
-    of = {r["connection"]: r for r in rows if (r["shape"], r["name"], r["batch"]) == FIRST}
+    first = ("8B", "decode", 1)
+    of = {r["connection"]: r for r in rows if (r["shape"], r["name"], r["batch"]) == first}
     step = of["residual"]["us"]["median"]
     added = (of["two_phase_late"]["ratio"] - 1) * step
     page = " ".join((ROOT / "docs" / "use" / "scaling.md").read_text().split())

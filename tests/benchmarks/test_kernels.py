@@ -199,16 +199,10 @@ SAMPLES = {
 }
 
 
-SHOWN = Cell(128, 4, 4096, 4)
-
-
-def rows_of() -> list[dict]:
-    errors = dict.fromkeys(SAMPLES, 0.5)
-    return kernel_report.summarise(SHOWN, SAMPLES, CONTENDERS, errors, torch.bfloat16, 4e12)
-
-
 def test_a_row_follows_from_its_times():
-    rows = {row["contender"]: row for row in rows_of()}
+    cell, errors = Cell(128, 4, 4096, 4), dict.fromkeys(SAMPLES, 0.5)
+    found = kernel_report.summarise(cell, SAMPLES, CONTENDERS, errors, torch.bfloat16, 4e12)
+    rows = {row["contender"]: row for row in found}
     single = rows["single_pass"]
     assert single["block_us_rounds"] == [20, 40, 20]
     assert single["block_us"] == {"median": 20, "q1": 20, "q3": 30}
@@ -313,20 +307,17 @@ def test_the_document_is_whole(pretended_gpu, capsys, tmp_path):
     }
 
 
-def summary(capsys: pytest.CaptureFixture[str]) -> tuple[dict, str]:
-    """The last line of what was shown, and the warnings."""
-    written = capsys.readouterr()
-    return json.loads(written.out.splitlines()[-1]), written.err
-
-
 def test_one_that_fails_is_in_the_document_and_ours_in_the_exit_status(pretended_gpu, capsys):
     pretended_gpu[BASELINE] = "site 0 is off by 3 times what it may be"
     assert kernels.main(ARGUMENTS) == 0
-    found, err = summary(capsys)
-    assert found["rows"] == 4
-    failed = [(one["tokens"], one["contender"]) for one in found["failures"]]
-    assert failed == [(1, BASELINE), (128, BASELINE)]
-    assert f"T=1 n=4 d=4096 S=4: {BASELINE} is not timed: site 0 is off by" in err
+    written = capsys.readouterr()
+    summary = json.loads(written.out.splitlines()[-1])
+    assert summary["rows"] == 4
+    assert [(one["tokens"], one["contender"]) for one in summary["failures"]] == [
+        (1, BASELINE),
+        (128, BASELINE),
+    ]
+    assert f"T=1 n=4 d=4096 S=4: {BASELINE} is not timed: site 0 is off by" in written.err
     pretended_gpu["two_phase"] = "site 1 is off by inf times what it may be"
     assert kernels.main(ARGUMENTS) == 1
 
@@ -341,10 +332,11 @@ def test_a_cell_that_fails_as_a_whole_costs_no_other(pretended_gpu, monkeypatch,
 
     monkeypatch.setattr(kernels, "examine_cell", out_of_memory)
     assert kernels.main(ARGUMENTS) == 1
-    found, err = summary(capsys)
-    assert found["rows"] == 3
-    assert [(one["tokens"], one["contender"]) for one in found["failures"]] == [(1, None)]
-    assert "the cell is not timed: OutOfMemoryError: CUDA out of memory" in err
+    written = capsys.readouterr()
+    summary = json.loads(written.out.splitlines()[-1])
+    assert summary["rows"] == 3
+    assert [(one["tokens"], one["contender"]) for one in summary["failures"]] == [(1, None)]
+    assert "the cell is not timed: OutOfMemoryError: CUDA out of memory" in written.err
 
 
 def test_one_that_cannot_be_captured_is_not_timed(monkeypatch):
@@ -363,14 +355,14 @@ def test_one_that_cannot_be_captured_is_not_timed(monkeypatch):
 
 def test_what_time_and_memory_leave_out_is_named(pretended_gpu, monkeypatch, capsys):
     assert kernels.main([*ARGUMENTS, "--minutes", "-1"]) == 0
-    found, err = summary(capsys)
-    assert found["left_out"] == {"memory": 0, "time": 2}
-    assert "left out, --minutes is over: T=1 n=4 d=4096 S=4; T=128" in err
+    written = capsys.readouterr()
+    assert json.loads(written.out.splitlines()[-1])["left_out"] == {"memory": 0, "time": 2}
+    assert "left out, --minutes is over: T=1 n=4 d=4096 S=4; T=128" in written.err
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * 2**20, 8 * 2**20))
     assert kernels.main(ARGUMENTS) == 0
-    found, err = summary(capsys)
-    assert found["left_out"] == {"memory": 1, "time": 0}
-    assert "left out, too large for memory: T=128 n=4 d=4096 S=4" in err
+    written = capsys.readouterr()
+    assert json.loads(written.out.splitlines()[-1])["left_out"] == {"memory": 1, "time": 0}
+    assert "left out, too large for memory: T=128 n=4 d=4096 S=4" in written.err
 
 
 @pytest.mark.usefixtures("interpreter")

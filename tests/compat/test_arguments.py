@@ -106,11 +106,6 @@ def plain(value: Any) -> Any:
     return repr(value) if value != value else value  # not a number
 
 
-def words_for(flag: Flag) -> list[str]:
-    listed = [str(choice) for choice in flag.choices or ()]
-    return [*listed, *WORDS[str(flag.kind)]]
-
-
 @pytest.mark.filterwarnings("ignore:--log-config-file is deprecated")
 def test_every_flag_in_every_spelling(server, flags) -> None:
     """The value is vLLM's, and what vLLM takes is never refused."""
@@ -120,7 +115,7 @@ def test_every_flag_in_every_spelling(server, flags) -> None:
         if is_other or not flag.spellings:
             continue
         first, *others = spellings(flag)
-        words = words_for(flag)
+        words = [*map(str, flag.choices or ()), *WORDS[str(flag.kind)]]
         every = [first(word) for word in words]
         every += [spell(word) for spell in others for word in (words[0], words[-3])]
         for message in every:

@@ -100,42 +100,6 @@ class Grammar:
         return tokens[: count + (count < len(tokens) and tokens[count] == END)]
 
 
-def scheduler(grammar: Grammar, **config: Any) -> SimpleNamespace:
-    model = SimpleNamespace(hf_config=SimpleNamespace(**config))
-    return SimpleNamespace(
-        max_model_len=64,
-        structured_output_manager=grammar,
-        vllm_config=SimpleNamespace(model_config=model),
-    )
-
-
-@pytest.fixture
-def step(monkeypatch: pytest.MonkeyPatch):
-    """Takes the tokens of a step as a scheduler does: what it keeps, and whether it stops."""
-    name = "_update_request_with_output"
-    monkeypatch.setattr(Scheduler, name, getattr(Scheduler, name))
-    no_token_left.PATCH.apply()
-    no_token_left.PATCH.apply()  # idempotent
-
-    def update(
-        tokens: list[int],
-        past: tuple[int, ...] = (),
-        ended: bool = False,
-        config: dict[str, Any] | None = None,
-        **asked: Any,
-    ) -> tuple[Request, list[int], bool]:
-        request = Request("name", [3], params(**asked), None)
-        grammar = Grammar(ended)
-        if request.structured_output_request is not None:
-            request.structured_output_request.grammar = grammar  # type: ignore[assignment]
-        request.append_output_token_ids([*past])
-        config = {"attn_res_config": {}} if config is None else config
-        run: Any = Scheduler._update_request_with_output
-        return request, *run(scheduler(grammar, **config), request, [*tokens])
-
-    return update
-
-
 FORBIDDEN, STOPPED = RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_STOPPED
 # What is sampled, what was before, what is asked, how many of the tokens are kept, and its end.
 STEPS = (
@@ -166,9 +130,24 @@ STEPS = (
 
 
 @pytest.mark.parametrize(("tokens", "past", "asked", "kept", "end"), STEPS, ids=str)
-def test_an_answer_ends_before_a_forbidden_token(step, tokens, past, asked, kept, end) -> None:
+def test_an_answer_ends_before_a_forbidden_token(
+    tokens, past, asked, kept, end, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And one that stops before it, or goes on, has no reason of ours."""
-    request, result, stopped = step(tokens, past, **asked)
+    name = "_update_request_with_output"
+    monkeypatch.setattr(Scheduler, name, getattr(Scheduler, name))
+    for _ in range(2):  # idempotent
+        no_token_left.PATCH.apply()
+    asked = {"ended": False, "config": {"attn_res_config": {}}} | asked
+    grammar, model = Grammar(asked.pop("ended")), SimpleNamespace(**asked.pop("config"))
+    config = SimpleNamespace(model_config=SimpleNamespace(hf_config=model))
+    scheduler: Any = SimpleNamespace(max_model_len=64, vllm_config=config)
+    scheduler.structured_output_manager = grammar
+    request: Any = Request("name", [3], params(**asked), None)
+    if request.structured_output_request is not None:
+        request.structured_output_request.grammar = grammar
+    request.append_output_token_ids([*past])
+    result, stopped = getattr(Scheduler, name)(scheduler, request, [*tokens])
     assert stopped == (end is not None) and result == tokens[:kept]
     assert [*request.output_token_ids] == [*past, *tokens[:kept]]
     assert request.stop_reason == (REASON if end == FORBIDDEN else None)

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
 from serving import DEMO
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -14,16 +13,12 @@ from attnres_serve.compat.token_texts import texts_behind_another
 WORDS = ("<s>", "<unk>", "▁the", "▁a", "s", ",")
 
 
-@pytest.fixture
-def metaspace() -> PreTrainedTokenizerFast:
+def test_a_space_before_a_word_is_kept():
+    """In what a server answers."""
     own = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, "<unk>"))
     own.pre_tokenizer = pre_tokenizers.Metaspace()
     own.decoder = decoders.Metaspace()
-    return PreTrainedTokenizerFast(tokenizer_object=own, bos_token="<s>", unk_token="<unk>")
-
-
-def test_a_space_before_a_word_is_kept(metaspace):
-    """In what a server answers."""
+    metaspace = PreTrainedTokenizerFast(tokenizer_object=own, bos_token="<s>", unk_token="<unk>")
     ids = metaspace.convert_tokens_to_ids(["<s>", "▁the", "s", ",", "▁a"])
     expected = ["<s>", " the", "s", ",", " a"]
     assert metaspace.decode([ids[1]]) == "the"  # what is mended

@@ -51,14 +51,10 @@ def test_the_signatures_are_those_of_the_code():
                 importlib.import_module(f"attnres_serve.kernels.{module}"), name, None
             )
             if function is not None and function.__module__.endswith(module):
-                found.append(_shown(function))
+                signature = inspect.signature(function)
+                kept = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+                found.append(str(inspect.Signature(kept)).strip("()"))
         assert parameters in found, f"{name}: {parameters} is none of {found}"
-
-
-def _shown(function) -> str:
-    signature = inspect.signature(function)
-    kept = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
-    return str(inspect.Signature(kept)).strip("()")
 
 
 def test_the_kernels_of_the_profiling_recipe_exist():

@@ -166,7 +166,13 @@ def test_a_plain_norm_in_the_place_of_a_site(base: str, make: Make) -> None:
         setattr(owner, name, RMSNorm(64))
         with pytest.raises(SiteOrderError) as caught:
             run_dry(model.model, model.attn_res_sites)
-        assert_names(caught.value, index)
+        kind = "MLP" if index % 2 else "attention"
+        final = index == 2 * LAYERS
+        place = "the final norm" if final else f"the {kind} of layer {index // 2}"
+        sentence = str(caught.value)
+        assert f"the site before {place} did not run" in sentence
+        assert "residual convention" in sentence
+        assert "\n" not in sentence and len(sentence) < 400
         setattr(owner, name, site)
 
 
@@ -199,16 +205,6 @@ def test_a_decoder_that_skips_its_final_norm(
     with pytest.raises(SiteOrderError, match="the site before the final norm did not run") as info:
         run_dry(model.model, model.attn_res_sites)
     assert "residual convention" in str(info.value)
-
-
-def assert_names(error: SiteOrderError, site: int) -> None:
-    """One line that says at which place a site is missing."""
-    kind = "MLP" if site % 2 else "attention"
-    place = "the final norm" if site == 2 * LAYERS else f"the {kind} of layer {site // 2}"
-    sentence = str(error)
-    assert f"the site before {place} did not run" in sentence
-    assert "residual convention" in sentence
-    assert "\n" not in sentence and len(sentence) < 400
 
 
 # --- weights

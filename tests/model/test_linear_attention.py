@@ -122,17 +122,15 @@ def delta_metadata(parts: tuple, starts: Tensor) -> GDNAttentionMetadata:
     )
 
 
-def check(layer: Any, engine: VllmConfig, metadata: Any, call: Any, judge: Any) -> None:
+def inputs() -> list[Tensor]:
     torch.manual_seed(1)
-    xs = [torch.randn(length, HIDDEN) for length in LENGTHS]
-    found = served(layer, engine, xs, metadata, call)
+    return [torch.randn(length, HIDDEN) for length in LENGTHS]
+
+
+def check(found: list[Tensor], judge: Any, xs: list[Tensor]) -> None:
     with torch.inference_mode():
         for answer, x in zip(found, xs, strict=True):
             torch.testing.assert_close(answer, judge(x.double()[None])[0], rtol=FAR, atol=FAR)
-
-
-def without_positions(layer: Any, x: Tensor) -> Tensor:
-    return layer(x, positions=None)
 
 
 def kda_judge(lower_bound: float | None, full_rank: bool) -> nn.Module:
@@ -184,7 +182,9 @@ def test_kimi_delta_attention(replaced: Path, lower_bound: float | None, full_ra
     layer.conv1d.weight.data.copy_(judge.conv1d.weight)
     layer.o_norm.weight.data.copy_(judge.o_norm.weight)
     layer.o_proj.weight.data.copy_(judge.o_proj.weight)
-    check(layer, engine, delta_metadata, without_positions, judge.double())
+    xs = inputs()
+    found = served(layer, engine, xs, delta_metadata, lambda layer, x: layer(x, positions=None))
+    check(found, judge.double(), xs)
 
 
 @pytest.mark.filterwarnings("ignore")  # FLA's, that there is no GPU
@@ -215,13 +215,10 @@ def test_kimi_delta_attention_of_flas(replaced: Path, lower_bound: float | None)
     for name, parameter in layer.named_parameters():
         fused = name.replace("_a_proj", "_proj.0").replace("_b_proj", "_proj.1")
         parameter.data.copy_(given[fused])
-    judge.double()
-
-    def judged(x: Tensor) -> Tensor:
-        with fla_models.on_cpu():
-            return judge(x)[0]
-
-    check(layer, engine, delta_metadata, without_positions, judged)
+    xs = inputs()
+    found = served(layer, engine, xs, delta_metadata, lambda layer, x: layer(x, positions=None))
+    with fla_models.on_cpu():
+        check(found, lambda x: judge.double()(x)[0], xs)
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])
@@ -243,7 +240,9 @@ def test_gated_delta_net(replaced: Path, key_heads: int) -> None:
     given = dict(judge.named_parameters())
     for name, parameter in layer.named_parameters():
         parameter.data.copy_(given[name])
-    check(layer, engine, delta_metadata, lambda layer, x: layer(x), judge.double())
+    xs = inputs()
+    found = served(layer, engine, xs, delta_metadata, lambda layer, x: layer(x))
+    check(found, judge.double(), xs)
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
@@ -297,6 +296,7 @@ def test_lightning_attention(replaced: Path, groups: int) -> None:
     )
     layer, engine = built(replaced, bailing_linear_attn.BailingMoELinearAttention, config)
     fill(layer)
+    xs = inputs()
     weights = {name: parameter.data.double() for name, parameter in layer.named_parameters()}
     slope = layer.tp_slope.double()
 
@@ -313,7 +313,5 @@ def test_lightning_attention(replaced: Path, groups: int) -> None:
         layer(x, out, torch.arange(len(x)))
         return out
 
-    def judge(x: Tensor) -> Tensor:
-        return lightning_judge(weights, slope, groups, x[0])[None]
-
-    check(layer, engine, metadata, call, judge)
+    found = served(layer, engine, xs, metadata, call)
+    check(found, lambda x: lightning_judge(weights, slope, groups, x[0])[None], xs)

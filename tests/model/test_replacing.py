@@ -111,11 +111,6 @@ def send(worker: Any, sent: Tensors, is_partial: bool = False) -> None:
     update.apply()
 
 
-def house_names(worker: Any, sent: Tensors) -> Tensors:
-    index = worker.get_model().attn_res_index(False)
-    return {part: piece for name in sent for part, piece in index.pieces(name, sent[name])}
-
-
 @pytest.mark.parametrize("worker", FORMATS, indirect=True)
 def test_an_update_in_any_order_and_by_house_names(
     worker: Any, world: Path, request: pytest.FixtureRequest
@@ -127,7 +122,8 @@ def test_an_update_in_any_order_and_by_house_names(
     assert not same(before, wanted)
     send(worker, second)
     assert same(values(worker), wanted)
-    send(worker, house_names(worker, first))
+    index = worker.get_model().attn_res_index(False)
+    send(worker, dict(pair for name in first for pair in index.pieces(name, first[name])))
     assert same(values(worker), before)
 
 

@@ -213,33 +213,22 @@ def test_the_key_is_not_committed():
 # --- the entrypoint, with a stand-in for attnres-serve
 
 
-@pytest.fixture
-def enter(tmp_path):
-    """Run the entrypoint; returns what its server was given."""
-    (tmp_path / "bin").mkdir()
-    script(tmp_path / "bin" / "attnres-serve", 'printf "%s\\n" "pid=$$" "$@"')
-
-    def enter(*arguments: str, **env: str) -> list[str]:
-        path = f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}"
-        process = subprocess.Popen(
-            [ENTRYPOINT, *arguments],
-            env={"PATH": path, **env},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        out, _ = process.communicate(timeout=30)
-        pid, _, given = out.partition("\n")
-        # exec: a signal that reaches the entrypoint's process reaches the server.
-        assert pid == f"pid={process.pid}"
-        return given.splitlines()
-
-    return enter
-
-
 IN_CONTAINER = ["--host", "0.0.0.0", "--shutdown-timeout", "30"]
 
 
-def test_arguments_pass_through_and_come_last(enter):
+def test_arguments_pass_through_and_come_last(tmp_path):
+    script(tmp_path / "bin" / "attnres-serve", 'printf "%s\\n" "pid=$$" "$@"')
+
+    def enter(*arguments: str, **env: str) -> list[str]:
+        """What the server is given."""
+        env["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}"
+        command = [ENTRYPOINT, *arguments]
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+        pid, *given = process.communicate(timeout=30)[0].splitlines()
+        # exec: a signal that reaches the entrypoint's process reaches the server.
+        assert pid == f"pid={process.pid}"
+        return given
+
     assert enter("serve") == ["serve", "/model", *IN_CONTAINER]
     assert enter("serve", "--port", "9") == ["serve", "/model", *IN_CONTAINER, "--port", "9"]
     given = ("serve", "/other", "--served-model-name", "two words")

@@ -8,10 +8,10 @@ from urllib.parse import unquote
 
 import pytest
 from commands import run
-from markdown_it import MarkdownIt
 from serving import DEMO, ROOT
 
 from attnres_serve import cli
+from tests.project.test_readme import links
 
 DOCS = ROOT / "docs"
 INDEX = DOCS / "index.md"
@@ -25,17 +25,12 @@ WRITTEN = {
     "tests/mutants/README.md",
 }
 MOST_WORDS = 45_000
-MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
 def linked(path: Path) -> set[Path]:
     """Pages that a page links to, a folder's by its README."""
-    found = set()
-    for token in MARKDOWN.parse(path.read_text()):
-        for child in token.children or ():
-            name = unquote(str(child.attrs.get("href", ""))).partition("#")[0]
-            if name and not re.match(r"[a-z]+:", name):
-                found.add((path.parent / name).resolve())
+    names = (unquote(link).partition("#")[0] for link in links(path))
+    found = {(path.parent / name).resolve() for name in names if not re.match(r"[a-z]+:", name)}
     return {target for target in found if target.suffix == ".md"}
 
 
@@ -66,24 +61,17 @@ def test_the_commands_of_the_index_exist(command: str) -> None:
         cli.build_parser().parse_known_args(words[1:])  # exits if it knows no such command
 
 
-def test_the_index_opens_with_commands() -> None:
-    assert len(COMMANDS) >= 6
-
-
-def test_the_picture_of_the_house_has_every_room_once() -> None:
-    picture = re.search(r"```mermaid\n(flowchart .*?)```", ARCHITECTURE.read_text(), re.S)
+def test_the_architecture_has_every_room_once() -> None:
+    """In its picture and in its table."""
+    text = ARCHITECTURE.read_text()
+    rooms = {path.name for path in (ROOT / "attnres_serve").iterdir() if path.is_dir()}
+    picture = re.search(r"```mermaid\n(flowchart .*?)```", text, re.S)
     assert picture
     boxes = re.findall(r'^ +(\w+)\["<b>(\w+)</b>', picture[1], re.M)
-    rooms = {path.name for path in (ROOT / "attnres_serve").iterdir() if path.is_dir()}
     assert len(boxes) == 15
     assert {name for pair in boxes for name in pair} == rooms - {"__pycache__"}
-
-
-def test_the_architecture_has_a_row_for_every_room() -> None:
-    text = ARCHITECTURE.read_text()
     table = text.partition("## Rooms")[2].partition("\n\nBeside")[0]
     rows = re.findall(r"^\| \[?`(\w+)/`", table, re.M)
-    rooms = {path.name for path in (ROOT / "attnres_serve").iterdir() if path.is_dir()}
     assert sorted(rows) == sorted(rooms - {"__pycache__"})
 
 

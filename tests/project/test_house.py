@@ -57,31 +57,19 @@ def nodes(path: Path) -> Iterator[ast.AST]:
     return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
 
 
+def imports(path: Path) -> Iterator[tuple[str, str]]:
+    """What a file imports, wherever it does: top-level packages, and what of each."""
+    for node in nodes(path):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            within = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for name in node.names:
+                package, _, below = f"{within}{name.name}".partition(".")
+                yield package, below
+
+
 def imported(path: Path) -> set[str]:
-    """Modules of ours that a file imports, wherever it does, by their names below the package."""
-    found = set()
-    for node in nodes(path):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnres_serve"):
-            below = (node.module or "").partition(".")[2]
-            found |= {f"{below}.{name.name}".strip(".") for name in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {
-                name.name.partition(".")[2]
-                for name in node.names
-                if name.name.partition(".")[0] == "attnres_serve"
-            }
-    return found
-
-
-def packages(path: Path) -> set[str]:
-    """Top-level packages that a file imports, wherever it does."""
-    names = set()
-    for node in nodes(path):
-        if isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
-        elif isinstance(node, ast.Import):
-            names |= {name.name for name in node.names}
-    return {name.partition(".")[0] for name in names}
+    """Modules of ours that a file imports, by their names below the package."""
+    return {below for package, below in imports(path) if package == "attnres_serve"}
 
 
 def room(module: str) -> str:
@@ -146,23 +134,19 @@ def test_every_room_has_its_floor() -> None:
     assert rooms - {"__pycache__"} == {*FLOOR, *DOORS}
 
 
-def of_flags(targets: set[str]) -> bool:
-    """Whether what is imported of compat are the arguments of a command line."""
-    return all("arguments" in target for target in targets if room(target) == "compat")
-
-
 def test_those_who_ask_know_nothing_of_models() -> None:
     """They see a server's answers alone; one of them starts a server, and reads its flags."""
     apart = {"model", "compat", "checkpoints", "bench", "server", "worker"}
     found = {module: {*map(room, targets)} for module, targets in MODULES.items()}
     starter = "lens.temporary_server"
-    found[starter] -= {"compat"} if of_flags(MODULES[starter]) else set()
+    if all("arguments" in target for target in MODULES[starter] if room(target) == "compat"):
+        found[starter] -= {"compat"}
     asking = {module: rooms & apart for module, rooms in found.items() if room(module) == "lens"}
     assert len(asking) > 10 and {module: rooms for module, rooms in asking.items() if rooms} == {}
 
 
 def test_vllm_is_imported_where_the_floors_say() -> None:
-    found = {module for module, path in files() if "vllm" in packages(path)}
+    found = {module for module, path in files() if "vllm" in {name for name, _ in imports(path)}}
     assert {module for module in found if not module.startswith(ASKERS)} == set()
     assert "bench.engine" in found
 

@@ -61,19 +61,14 @@ def unresolved(source: str) -> list[str]:
         words |= {part for part in parts if isinstance(part, str)}
         if isinstance(node, ast.Constant) and TARGET.fullmatch(str(node.value)):
             words |= {*re.split("[.:]", node.value)}  # what a patch replaces
+    known = {*PACKAGES, *words - MODULES}
     return [
         name
         for name in NAME.findall(source)
-        if not name.endswith(OTHERS) and not is_there(name, words)
+        if not name.endswith(OTHERS)
+        and name.removeprefix("attnres_serve.") not in OURS
+        and name.partition(".")[0] not in known
     ]
-
-
-def is_there(name: str, words: set[str]) -> bool:
-    """Whether a dotted name is one of ours, of a package, or a part of a thing that code uses."""
-    first = name.partition(".")[0]
-    if name.removeprefix("attnres_serve.") in OURS or first in PACKAGES:
-        return True
-    return first in words and first not in MODULES
 
 
 def test_every_dotted_name_is_of_something() -> None:

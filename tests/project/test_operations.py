@@ -12,15 +12,11 @@ PAGE = "\n".join(path.read_text() for path in PAGES)
 FLAGS = dict(re.findall(r"^\| `(--[a-z-]+)[^`]*` \| (.*? \| .*) \|$", PAGE, re.M))
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser()
-    launcher.add_arguments(made)
-    return made
-
-
 def test_every_flag_is_on_the_page():
     """But for the address, which is vLLM's flag with another default."""
-    for action in parser()._actions:
+    parser = argparse.ArgumentParser()
+    launcher.add_arguments(parser)
+    for action in parser._actions:
         (flag,) = action.option_strings[:1]
         if flag in ("-h", "--host", "--port"):
             continue

@@ -139,18 +139,13 @@ def test_the_picture_loads_nothing_and_has_colours_for_both_themes():
 # Commands.
 
 
-def commands_of(block: str) -> list[list[str]]:
-    """The words of every command of a block of shell."""
-    lines = block.replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
-
-
 def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", README.read_text(), re.M | re.S)
 
 
 SHELL = blocks("bash")
-COMMANDS = [command for block in SHELL for command in commands_of(block)]
+LINES = "".join(SHELL).replace("\\\n", " ").splitlines()
+COMMANDS = [words for line in LINES if (words := shlex.split(line, comments=True))]
 
 
 def test_every_kind_of_command_is_run_by_a_test():

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -84,13 +83,6 @@ class Started:
         return asyncio.get_running_loop().run_in_executor(None, self.client.shutdown, seconds)
 
 
-def raising(error: Exception) -> Callable:
-    async def answer() -> None:
-        raise error
-
-    return answer
-
-
 async def within(seconds: float, condition) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -107,8 +99,12 @@ FAILED = "The request that warms up failed; the server's log says why."
 )
 async def test_a_model_whose_requests_need_more_is_served(error, reason):
     """Its warm-up is refused: there is nothing else to warm up with.  A fault is another thing."""
+
+    async def refuse() -> None:
+        raise error("an image is missing in /home/someone")
+
     started = Started()
-    started.client.answer = raising(error("an image is missing in /home/someone"))
+    started.client.answer = refuse
     await started.begin()
     answer = started.http.get("/ready")
     assert (answer.status_code, answer.json()["reason"]) == (503 if reason else 200, reason)
@@ -460,8 +456,9 @@ def test_the_coordinator_of_data_parallel_engines_ends_with_its_parent(monkeypat
 # --- request ids
 
 
-@pytest.fixture
-def echo() -> TestClient:
+@pytest.mark.parametrize("name", ["order-7", None, "", "x" * 129, "with a blank", "tab\there"])
+def test_an_id_is_kept_or_made(name):
+    """One that is missing, or of no use, is made, another one for each request."""
     app = FastAPI()
 
     @app.get("/")
@@ -469,14 +466,8 @@ def echo() -> TestClient:
         return request.headers["x-request-id"]
 
     app.add_middleware(RequestIds)
-    return TestClient(app)
-
-
-@pytest.mark.parametrize("name", ["order-7", None, "", "x" * 129, "with a blank", "tab\there"])
-def test_an_id_is_kept_or_made(echo, name):
-    """One that is missing, or of no use, is made, another one for each request."""
     headers = {} if name is None else {"X-Request-Id": name}
-    answers = [echo.get("/", headers=headers) for _ in range(2)]
+    answers = [TestClient(app).get("/", headers=headers) for _ in range(2)]
     assert all(one.headers.get_list("x-request-id") == [one.json()] for one in answers)
     first, second = (answer.json() for answer in answers)
     assert first == second == name or (name != "order-7" and len(first) == 32 and first != second)

@@ -22,7 +22,7 @@ import pytest
 from bodies import BODIES, PATHS
 from faults import Watched, find, metrics, until, value
 from hypothesis import HealthCheck, given, settings
-from load import Tally, load, slopes, tree, watched_memory
+from load import load, slopes, tree, watched_memory
 from raw_http import half_sent
 from serving import DEMO, OURS, ROOT, VLLMS, Server, free_port, running, tail
 from trace_cases import wanted
@@ -349,7 +349,11 @@ def check_load(
     end = time.monotonic() + (most or seconds)
     with watched_memory(server.process.pid) as rows:
         tally = load(server.url, clients, seconds)
-        while not (is_enough(tally, clients) and trace_counts(server) - before >= ASKED_FOR):
+        while not (
+            tally.answered > clients
+            and tally.left > clients / 4
+            and trace_counts(server) - before >= ASKED_FOR
+        ):
             assert time.monotonic() < end, f"too few were answered or left: {tally}"
             tally += load(server.url, clients, 1)
     begin = time.monotonic()
@@ -364,10 +368,6 @@ def check_load(
     until(lambda: idle(server), BUSY)
     assert server.client.get("/ready").status_code == 200
     return rows
-
-
-def is_enough(tally: Tally, clients: int) -> bool:
-    return tally.answered > clients and tally.left > clients / 4
 
 
 def trace_counts(server: Server) -> Counter[str]:

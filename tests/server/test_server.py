@@ -21,17 +21,14 @@ def test_info_describes_the_model(server):
     assert info["backbone"] == "llama"
     assert info["backend"] == "cpp"
     assert info["algorithm"] == "single_pass"
-    assert info["sites"] == 2 * info_layers() + 1
+    layers = json.loads((DEMO / "config.json").read_text())["num_hidden_layers"]
+    assert info["sites"] == 2 * layers + 1
     assert info["blocks"] == len(info["block_starts"]) > 1
     before = info["executed"]["single_pass"]
     server.complete("import os", max_tokens=5, ignore_eos=True)
     after = server.info["executed"]
     assert after["single_pass"] == before + 5  # the prompt's pass gives the first token
     assert after["two_phase"] == 0
-
-
-def info_layers() -> int:
-    return int(re.search(r'"num_hidden_layers": (\d+)', (DEMO / "config.json").read_text())[1])
 
 
 CHAT = {"messages": [{"role": "user", "content": "def "}], "max_tokens": 1}

@@ -10,10 +10,6 @@ from attnres_serve.server.turns import Turns
 pytestmark = pytest.mark.anyio
 
 
-def scope(path: str = "/v1/completions", method: str = "POST") -> dict[str, Any]:
-    return {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
-
-
 class Case:
     """An app whose requests end when they are told to."""
 
@@ -26,8 +22,9 @@ class Case:
         self.begun.append(asked["path"])
         await self.end.wait()
 
-    def ask(self, *given: str) -> asyncio.Task[None]:
-        answer: Any = self.app(scope(*given), None, None)  # type: ignore[arg-type]
+    def ask(self, path: str, method: str = "POST") -> asyncio.Task[None]:
+        scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
+        answer: Any = self.app(scope, None, None)  # type: ignore[arg-type]
         return asyncio.ensure_future(answer)
 
 

@@ -18,6 +18,8 @@ from attnres_serve.start import engine_log, events, failures, record
 from attnres_serve.start.ends import how_it_ended
 from attnres_serve.start.engine_log import EngineLog
 
+SPAWNED = multiprocessing.get_context("spawn").Process
+
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLog]:
@@ -121,9 +123,7 @@ def test_our_own_warnings_are_told(log):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGILL, signal.SIGABRT])
 def test_a_child_that_was_killed_is_named(log, number):
-    child = multiprocessing.get_context("spawn").Process(
-        target=os.kill, args=(0, signal.SIG_DFL), name="VllmWorker-0"
-    )
+    child = SPAWNED(target=os.kill, args=(0, signal.SIG_DFL), name="VllmWorker-0")
     child.start()
     os.kill(child.pid, number)
     child.join()
@@ -132,7 +132,7 @@ def test_a_child_that_was_killed_is_named(log, number):
 
 
 def test_a_child_that_was_killed_is_all_that_is_said_of_it(log):
-    child = multiprocessing.get_context("spawn").Process(target=signal.pause, name="VllmWorker-1")
+    child = SPAWNED(target=signal.pause, name="VllmWorker-1")
     child.start()
     child.kill()
     child.join()
@@ -141,12 +141,10 @@ def test_a_child_that_was_killed_is_all_that_is_said_of_it(log):
 
 
 def test_children_that_were_stopped_are_not(log):
-    method = multiprocessing.get_context("spawn")
-    children = [method.Process(target=sys.exit, args=(code,)) for code in (0, 1)]
+    children = [SPAWNED(target=sys.exit, args=(code,)) for code in (0, 1)]
+    children.append(SPAWNED(target=signal.pause))
     for child in children:
         child.start()
-    children.append(method.Process(target=signal.pause))
-    children[-1].start()
     children[-1].terminate()
     for child in children:
         child.join()

@@ -26,12 +26,6 @@ def _merge_into_a_block(block: Tensor, delta: Tensor, weight: Tensor, bias: floa
     return phase_2(delta, bank, answers, log_sums, query, weight, **options, bias=own)
 
 
-def _gain(mixed: Tensor, norm_weight: Tensor) -> Tensor:
-    """By how much the output norm magnifies an error of the mix, ``[T, 1]``."""
-    root = (mixed.square().mean(-1, keepdim=True) + NORM_EPS).sqrt()
-    return norm_weight.double().abs().max() / root
-
-
 @pytest.mark.parametrize("bias", [None, 0.7])
 @pytest.mark.parametrize("left", [0.5, 0.42, 2**-2, 2**-4, 2**-8, 2**-12, 0.0], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -51,7 +45,9 @@ def test_a_partial_sum_that_cancels_the_answer(
     lost = apart / mixed.square().sum(-1, keepdim=True)
     lost = torch.where(lost < 8.0, lost, 1.0)  # three binary digits at most
     largest = torch.stack(parts).abs().amax((0, 2))[:, None]
-    error = lost * expected.abs() + _gain(mixed, weight) * largest
+    root = (mixed.square().mean(-1, keepdim=True) + NORM_EPS).sqrt()
+    gain = weight.double().abs().max() / root  # of an error of the mix by the output norm
+    error = lost * expected.abs() + gain * largest
     close(actual, expected, half_ulp(expected, dtype) + ROUNDINGS * 2**-24 * error)
 
 
