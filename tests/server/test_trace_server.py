@@ -300,26 +300,22 @@ def served_by_each(server: Server) -> list[float]:
 def test_a_trace_whose_engine_dies_fails(tmp_path):
     """The engine is killed while it is asked, and the server outlives it."""
     with running_demo(tmp_path / "log", VLLM_KEEP_ALIVE_ON_ENGINE_DEATH="1") as server:
-        check_death(server)
-
-
-def check_death(server: Server) -> None:
-    engine = find(server.process.pid, "EngineCore")
-    failed = value(metrics(server), "attnres_traces_total", outcome="failed")
-    engine.suspend()  # it will not have answered
-    with ThreadPoolExecutor(2) as pool:
-        asked = [
-            pool.submit(server.client.post, URL, json={"prompt": [3]}),
-            pool.submit(server.client.get, "/v1/attn_res"),
-        ]
-        time.sleep(1)
-        assert not any(one.done() for one in asked)
-        engine.kill()
-        assert [one.result().status_code for one in asked] == [503, 503]
-    assert value(metrics(server), "attnres_traces_total", outcome="failed") == failed + 1
-    assert server.client.get("/ready").json()["reason"] == "The engine crashed."
-    assert server.client.get("/health").status_code == 503
-    assert server.client.post("/v1/completions", json={"prompt": [3]}).status_code == 503
+        engine = find(server.process.pid, "EngineCore")
+        failed = value(metrics(server), "attnres_traces_total", outcome="failed")
+        engine.suspend()  # it will not have answered
+        with ThreadPoolExecutor(2) as pool:
+            asked = [
+                pool.submit(server.client.post, URL, json={"prompt": [3]}),
+                pool.submit(server.client.get, "/v1/attn_res"),
+            ]
+            time.sleep(1)
+            assert not any(one.done() for one in asked)
+            engine.kill()
+            assert [one.result().status_code for one in asked] == [503, 503]
+        assert value(metrics(server), "attnres_traces_total", outcome="failed") == failed + 1
+        assert server.client.get("/ready").json()["reason"] == "The engine crashed."
+        assert server.client.get("/health").status_code == 503
+        assert server.client.post("/v1/completions", json={"prompt": [3]}).status_code == 503
 
 
 def test_the_edits_of_the_model_are_told(server):
