@@ -164,10 +164,10 @@ def run_module(*words: str, timeout: float, status: int = 0, **env: str) -> str:
 
 
 def document_of(main: Callable[..., int], out: Path, capsys: Any, *words: str) -> dict[str, Any]:
-    """The document of a benchmark that this process runs; what it shows last is the same."""
+    """The document of a benchmark that this process runs, which shows the same."""
     assert main([*words, "--out", str(out)]) == 0
     document = json.loads(out.read_text())
-    assert document == json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document == json.loads(capsys.readouterr().out)
     return document
 
 
