@@ -83,19 +83,17 @@ def test_cores_are_divided(has, monkeypatch, machine, allowed, words, value) -> 
         monkeypatch.delenv(workers.VARIABLE, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("machine", "name", "given", "value"),
-    [
-        (EIGHT, workers.RESERVED, "0", "0-3|4-7"),
-        (EIGHT, workers.RESERVED, "4", "0-1|4-5"),
-        (EIGHT, workers.RESERVED, "16", "0|4"),
-        (TWO_NODES, workers.NODES, "1", "1|3"),
-    ],
-)
-def test_what_is_reserved_or_not_to_be_seen_is_left(has, monkeypatch, machine, name, given, value):
-    has(machine)
-    monkeypatch.setenv(name, given)
+@pytest.mark.parametrize(("reserved", "value"), [("0", "0-3|4-7"), ("4", "0-1|4-5"), ("16", "0|4")])
+def test_what_is_reserved_is_left(has, monkeypatch, reserved, value) -> None:
+    has(EIGHT)
+    monkeypatch.setenv(workers.RESERVED, reserved)
     assert workers.bind(of_server(["-tp", "2"])) == value
+
+
+def test_nodes_that_are_not_to_be_seen_have_no_workers(has, monkeypatch) -> None:
+    has(TWO_NODES)
+    monkeypatch.setenv(workers.NODES, "1")
+    assert workers.bind(of_server(["-tp", "2"])) == "1|3"
 
 
 @pytest.mark.parametrize(
