@@ -57,6 +57,10 @@ ABOUT = {
     "scaling": """
         One factor is varied at a time. Ratios are to the baseline, with 95 % intervals over starts.
         *sites* is their share of the time under torch's profiler.""",
+    "serving.edits": """
+        Ratios are to a server of the same model as it is, with 95 % intervals over the rounds of
+        one start. *edits change* is one with `--enable-attnres-edits`, *statistics* the same one
+        while it keeps them, *pruned* one that masks every other block at all sites.""",
     "serving.load": """
         Ratios are to stock vLLM's server, as both start by default, with 95 % intervals over the
         rounds of one start. Ours preloads tcmalloc and Intel's OpenMP; stock vLLM's does not.""",

@@ -80,6 +80,15 @@ def load(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(["requests at a time", *FIGURES.values()], named)
 
 
+def edits(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row for each number of requests at a time and server, with the ratios of all figures."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        cells.setdefault((str(row["at_a_time"]), row["server"]), []).append(ratio_of(row))
+    named = [[*names, *ratios] for names, ratios in cells.items()]
+    return table(["requests at a time", "server", *FIGURES.values()], named)
+
+
 def peers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A row for each workload and peer, with its ratios to both references."""
     references = {"hf_open_attnres": "over `generate`, eager", "vllm": "over plain vLLM"}
@@ -237,6 +246,7 @@ MADE = {
     "stack": decoders,
     "serving.one_billion": one_billion,
     "serving.three_billion": one_billion,
+    "serving.edits": edits,
     "serving.load": load,
     "peers": peers,
     "kernels.cpu_stack": stacks,
