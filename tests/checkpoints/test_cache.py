@@ -145,28 +145,21 @@ def test_a_cache_below_one_context_is_refused(left, space, words, monkeypatch, s
 def test_windows_leave_the_judgement_to_vllm(monkeypatch) -> None:
     """A layer with a window caches no more than the window."""
     has_free(monkeypatch, 6)
-    windows = {
-        "use_sliding_window": True,
-        "sliding_window": 1024,
-        "layer_types": ["sliding_attention"] * 8,
-    }
-    result = of(**windows)
+    window = {"use_sliding_window": True, "sliding_window": 1024}
+    result = of(**window, layer_types=["sliding_attention"] * 8)
     assert result is not None and result.tokens < CONFIG["max_position_embeddings"]
 
 
-@pytest.mark.parametrize("value", ["1GiB", "0.25", "-1", "0", "4G", "zwei", "1_000"])
-def test_a_variable_that_vllm_cannot_read_is_named(value, monkeypatch, sentence) -> None:
-    monkeypatch.setenv(cache.VARIABLE, value)
-    sentence.raises(
-        SettingError,
-        of,
-    )
-
-
 @pytest.mark.parametrize(
-    ("space", "words"), [("65", ""), ("40", "-pp 2"), ("", "--kv-cache-memory-bytes 1T")]
+    ("space", "words"),
+    [
+        # What vLLM cannot read.
+        *((value, "") for value in ("1GiB", "0.25", "-1", "0", "4G", "zwei", "1_000")),
+        # More than is free.
+        *(("65", ""), ("40", "-pp 2"), ("", "--kv-cache-memory-bytes 1T")),
+    ],
 )
-def test_more_than_is_free_is_refused(space, words, monkeypatch, sentence) -> None:
+def test_sizes_that_are_refused(space, words, monkeypatch, sentence) -> None:
     monkeypatch.setenv(cache.VARIABLE, space)
     sentence.raises(SettingError, of, *words.split())
 

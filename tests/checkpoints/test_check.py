@@ -60,17 +60,14 @@ def test_facts(name: str, tmp_path: Path, asked: Callable) -> None:
     own = sum(t.numel() for n, t in tensors.items() if "_res_" in n or ".res_" in n)
     everything = sum(t.numel() for t in tensors.values())
     width = 2  # float32 is served in bfloat16 unless it is asked for
-    if spec.block_starts is None:
-        sources = [0]
-    else:
-        sites = range(spec.final + 1)
-        sources = [1 + len(source_spans(spec.block_starts, site)) for site in sites]
+    sites = range(0 if spec.block_starts is None else spec.final + 1)
+    sources = [0, *(1 + len(source_spans(spec.block_starts, site)) for site in sites)]
     assert facts["format"] == ("house" if write is write_house else "fla")
     assert facts["architecture"].startswith("AttnRes")
     assert (facts["hidden_size"], facts["layers"]) == (spec.hidden, spec.layers)
     assert facts["block_starts"] == list(spec.block_starts or ())
     assert facts["blocks"] == len(facts["block_starts"])
-    assert facts["sites"] == (0 if spec.block_starts is None else spec.final + 1)
+    assert facts["sites"] == len(sites)
     assert facts["sources"] == max(sources)
     assert (facts["parameters"], facts["attnres_parameters"]) == (everything, own)
     assert facts["stored_dtype"] == options.get("dtype", "bfloat16")
@@ -101,11 +98,7 @@ def test_facts(name: str, tmp_path: Path, asked: Callable) -> None:
     ids=str,
 )
 def test_several_types(
-    changed: dict[str, torch.dtype],
-    types: list[str],
-    says: str,
-    tmp_path: Path,
-    asked: Callable,
+    changed: dict[str, torch.dtype], types: list[str], says: str, tmp_path: Path, asked: Callable
 ) -> None:
     """All are named, whether tensors of the backbone have them or those of AttnRes."""
     write_house(tmp_path, layers=2, block_size=1)
@@ -187,6 +180,8 @@ def test_what_is_not_as_usual(tmp_path: Path, asked: Callable) -> None:
         ({"block_starts": [0, 4]}, "4 sublayers (2 layers) a block", []),
         ({"block_starts": [0, 2]}, "from 2 to 4 sublayers a block", []),
         ({"block_starts": [0, 1, 5]}, "from 1 to 4 sublayers a block", ["at sublayers 1, 5;"]),
+        # Of layers with one sublayer.
+        ({"base": "mamba2", "layers": 4, "block_size": 2}, "2 sublayers (2 layers) a block", []),
     ],
     ids=str,
 )
@@ -201,17 +196,10 @@ def test_the_size_of_blocks(
     assert all(note in line for note, line in zip(notes, result, strict=True))
 
 
-def test_blocks_of_layers_with_one_sublayer(tmp_path: Path, asked: Callable) -> None:
-    out = asked(write_house(tmp_path, "mamba2", layers=4, block_size=2))[1]
-    assert "block size    2 sublayers (2 layers) a block" in out and "note" not in out
-
-
 def test_for_a_person_full_and_standard(tmp_path: Path, asked: Callable) -> None:
     """Full AttnRes has no list of starts; standard residuals have neither sites nor a bank."""
-    assert (
-        "blocks        6, one for every sublayer (Full AttnRes)"
-        in asked(GOLDENS / "fla_transformer_full")[1]
-    )
+    full = asked(GOLDENS / "fla_transformer_full")[1]
+    assert "blocks        6, one for every sublayer (Full AttnRes)" in full
     out = asked(write_fla(tmp_path, block_size=None))[1]
     assert "blocks        none (standard residuals)" in out
     assert "sites" not in out and "bank" not in out and "block size" not in out
@@ -288,13 +276,8 @@ def test_no_checkpoint() -> None:
 def test_an_environment_without_vllm(arguments: list[str], tmp_path: Path) -> None:
     """What the package itself does not depend on is asked for by name."""
     script = "import sys; sys.modules['safetensors'] = None; from attnres_serve import cli; "
-    child = subprocess.run(
-        [sys.executable, "-c", f"{script} sys.exit(cli.main(sys.argv[1:]))", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
+    words = [sys.executable, "-c", f"{script} sys.exit(cli.main(sys.argv[1:]))", *arguments]
+    child = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert child.returncode == 2 and child.stderr.count("\n") == 1
     assert "safetensors is not installed; install vLLM" in child.stderr
 
@@ -373,11 +356,7 @@ except SystemExit:
 heavy = {"torch", "vllm", "transformers"} & set(sys.modules)
 print(json.dumps([time.process_time(), sorted(heavy)]), file=sys.stderr)
 """
-    child = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = [sys.executable, "-c", script, *arguments]
+    child = subprocess.run(words, capture_output=True, text=True, check=True)
     seconds, heavy = json.loads(child.stderr)
     assert heavy == [] and seconds < of_a_start()

@@ -22,7 +22,7 @@ from attnres_serve.server import launcher
 from attnres_serve.verify import oracle
 
 GOLDEN = GOLDENS / "fla_transformer_block"  # five layers, block size 4, hidden size 64
-WEIGHTS = "model.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Refused = Callable[..., None]
 
 
@@ -109,58 +109,24 @@ def test_the_configuration_is_read_once(folder: Path, monkeypatch: pytest.Monkey
     assert read == [folder]
 
 
-def test_an_empty_name_is_not_the_demo(refused: Refused) -> None:
-    """As in ``serve "$UNSET"``."""
-    refused("")
-
-
-@pytest.mark.parametrize("size", ["intermediate_size", "num_kv_heads", "vocab_size"])
-def test_base_tensor_of_another_shape(folder: Path, refused: Refused, size: str) -> None:
-    """vLLM would cut the larger weight without a word."""
-    value = {"intermediate_size": 48, "num_kv_heads": 2, "vocab_size": 300}[size]
-    edit(folder, **{size: value})
-    refused(folder)
-
-
-@pytest.mark.parametrize("key", ["rotary_dim", "attnres_null_source", "rope_parameters"])
-def test_a_key_that_fla_does_not_have(folder: Path, refused: Refused, key: str) -> None:
-    edit(folder, **{key: 16})
-    refused(folder)
-
-
-@pytest.mark.parametrize(
-    ("base", "changes"),
-    [
-        ("llama", {"sliding_window": 16}),
-        ("qwen3", {"layer_types": ["sliding_attention", "full_attention"]}),
-        ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}),
-        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
-        (
-            "qwen3",
-            {
-                "sliding_window": 16,
-                "use_sliding_window": True,
-                "layer_types": ["sliding_attention", "full_attention"],
-            },
-        ),
-    ],
-)
-def test_windows_that_vllm_would_give_to_other_layers(
-    tmp_path: Path, refused: Refused, base: str, changes: dict
-) -> None:
-    folder = write_house(tmp_path / "house", base=base, layers=2, block_size=2)
-    edit(folder, **changes)
-    refused(folder)
-
-
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 64}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+WINDOW = {"sliding_window": 16, "use_sliding_window": True}
+SOME_LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
+OTHER_MODELS: dict[str, list[dict[str, Any]]] = {
+    "qwen2": [
+        WINDOW | {"max_window_layers": 2},
+        {"use_sliding_window": True, "max_window_layers": 1},
+        {"head_dim": 16},  # which vLLM does not give to it
+    ],
+    # The usual size of a head, 128, is no function of the other sizes.
+    "qwen3": [SOME_LAYERS, WINDOW | SOME_LAYERS, {"head_dim": ...}],
+    "llama": [
+        # A window that vLLM would give to other layers.
+        {"sliding_window": 16},
         # What vLLM's own code reads and Hugging Face's class does not.
         {"bias": True},
         {"logit_scale": 0.5},
@@ -168,6 +134,8 @@ LLAMA3 |= {"original_max_position_embeddings": 64}
         {"text_config": {}},
         # What neither reads, so that the model was trained by another class.
         {"residual_multiplier": 0.2},
+        # A final query is left over.
+        {"attn_res": {"block_size": 2, "final_mix": False}},
         # Values.
         {"attention_bias": 0},
         {"max_position_embeddings": "512"},
@@ -196,21 +164,21 @@ LLAMA3 |= {"original_max_position_embeddings": 64}
         {"rope_scaling": LLAMA3 | {"rope_theta": None}},
         {"max_position_embeddings": 10**30},
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [(base, changes) for base, every in OTHER_MODELS.items() for changes in every],
     ids=str,
 )
 def test_base_families_that_would_be_another_model(
-    changes: dict[str, Any], tmp_path: Path, refused: Refused
+    base: str, changes: dict[str, Any], tmp_path: Path, refused: Refused
 ) -> None:
-    """A key that changes the model is read as its class reads it, or refused by its name."""
-    folder = write_house(tmp_path / "house", block_size=2)
-    edit(folder, **({"num_key_value_heads": 1} | changes))
-    refused(folder)
-
-
-def test_a_head_size_that_vllm_does_not_give_to_qwen2(tmp_path: Path, refused: Refused) -> None:
-    folder = write_house(tmp_path / "house", "qwen2", block_size=2)
-    edit(folder, head_dim=16)
-    refused(folder)
+    """A key that changes the model is read as its class reads it, or refused; ... leaves it out."""
+    folder = write_house(tmp_path / "house", base, layers=2, block_size=2)
+    checked.check_folder(folder)
+    refused(edit(folder, **changes))
 
 
 @pytest.mark.parametrize(
@@ -263,31 +231,27 @@ def test_no_config(folder: Path, refused: Refused) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"{", b"", b"\xff\xfe{}", b"[]", b"null", b"{}"],
-    ids=repr,
-)
-def test_config_that_is_no_object(content: bytes, folder: Path, refused: Refused) -> None:
-    """Broken, empty, not text, or JSON of another kind."""
-    (folder / "config.json").write_bytes(content)
-    refused(folder)
-
-
-@pytest.mark.parametrize(
     "changes",
     [
+        # Base tensors of another shape: vLLM would cut the larger weight without a word.
+        {"intermediate_size": 48},
+        {"num_kv_heads": 2},
+        {"vocab_size": 300},
+        # Keys that FLA does not have.
+        *({key: 16} for key in ("rotary_dim", "attnres_null_source", "rope_parameters")),
+        # Models that are no AttnRes, keys of unknown unit, and block sizes that FLA has not.
         {"model_type": "gpt_neo", "attnres_block_size": None},
         {"model_type": "llama", "attn_res_block_size": 2},
         {"model_type": "llama"},
         {"architectures": ["FooForCausalLM"]},
         *({"attnres_block_size": size} for size in (0, -4, 3, "4", True, 4.5)),
+        # Standard residuals beside trained queries would silently be another function.
+        {"attnres_block_size": None},
     ],
     ids=str,
 )
 def test_configurations(changes: dict[str, Any], folder: Path, refused: Refused) -> None:
-    """Models that are no AttnRes, keys of unknown unit, and block sizes that FLA has not."""
-    edit(folder, **changes)
-    refused(folder)
+    refused(edit(folder, **changes))
 
 
 # --- tensors
@@ -357,60 +321,45 @@ def test_a_bias_for_every_source(
     refused(folder)
 
 
-def test_res_tensors_of_a_model_with_standard_residuals(folder: Path, refused: Refused) -> None:
-    """A null block size beside trained queries would silently serve another function."""
-    edit(folder, attnres_block_size=None)
-    refused(folder)
+QUERY, KEY_NORM = "model.layers.2.attn_res_proj.weight", "model.layers.2.mlp_res_norm.weight"
+UP = "model.layers.1.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
+    ("name", "change"),
     [
-        ("model.layers.2.attn_res_proj.weight", (2, 64)),
-        ("model.layers.2.attn_res_proj.weight", (64, 1)),
-        ("model.layers.2.mlp_res_norm.weight", (32,)),
-        ("model.layers.2.mlp_res_norm.weight", (1, 64)),
-        ("model.res_proj.weight", (1, 65)),
+        # Too many, too few, or turned round.
+        (QUERY, lambda tensor: tensor.new_zeros(2, 64)),
+        (QUERY, lambda tensor: tensor.T),
+        (KEY_NORM, lambda tensor: tensor[:32]),
+        (KEY_NORM, lambda tensor: tensor[None]),
+        ("model.res_proj.weight", lambda tensor: tensor.new_zeros(1, 65)),
+        (UP, lambda tensor: tensor.T),
+        # Quantised, of which config.json says nothing: vLLM would take the stored numbers for the
+        # weights, without their scales.
+        (UP, lambda tensor: tensor.to(torch.int8)),
+        (UP, lambda tensor: tensor.to(torch.float8_e4m3fn)),
+        (UP, lambda tensor: tensor.to(torch.bool)),
     ],
 )
-def test_misshapen_tensors(
-    name: str, shape: tuple[int, ...], folder: Path, refused: Refused
+def test_tensors_that_do_not_fit(
+    name: str, change: Callable[[torch.Tensor], torch.Tensor], folder: Path, refused: Refused
 ) -> None:
-    """Too many, too few, or turned round."""
-    edit(folder, lambda tensors: tensors.update({name: tensors[name].new_zeros(shape)}))
-    refused(folder)
-
-
-def test_a_weight_that_is_turned_round(folder: Path, refused: Refused) -> None:
-    name = "model.layers.1.mlp.up_proj.weight"
-    edit(folder, lambda tensors: tensors.update({name: tensors[name].T.contiguous()}))
-    refused(folder)
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.bool], ids=str)
-def test_quantised_tensors_of_which_config_json_says_nothing(
-    dtype: torch.dtype, folder: Path, refused: Refused
-) -> None:
-    """vLLM would take the stored numbers for the weights, without their scales."""
-    name = "model.layers.1.mlp.up_proj.weight"
-    edit(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
-    refused(folder)
-
-
-def test_house_tensors_without_a_final_mix(tmp_path: Path, refused: Refused) -> None:
-    """A final query beside `final_mix: false` is left over."""
-    folder = write_house(tmp_path / "house", block_size=2)
-    checked.check_folder(folder)
-    edit(folder, attn_res={"block_size": 2, "final_mix": False})
-    refused(folder)
+    refused(edit(folder, lambda tensors: tensors.update({name: change(tensors[name]).clone()})))
 
 
 # --- files
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "last.ckpt", "weights.pth"])
-def test_pickles(name: str, folder: Path, refused: Refused) -> None:
-    """A pickle is refused unread, by its name."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pytorch_model.bin", "model.pt", "last.ckpt", "weights.pth"),
+        *("__0_0.distcp", "pytorch_model_fsdp_0", "global_step500", "adapter_model.safetensors"),
+    ],
+)
+def test_weights_of_other_kinds(name: str, folder: Path, refused: Refused) -> None:
+    """By their names; a pickle is not read."""
     (folder / WEIGHTS).unlink()
     (folder / name).write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
     refused(folder)
@@ -426,29 +375,28 @@ def test_truncated_weights(size: int, folder: Path, refused: Refused) -> None:
     refused(folder)
 
 
-def write_index(folder: Path, content: Any) -> None:
-    text = content if isinstance(content, str) else json.dumps(content)
-    (folder / f"{WEIGHTS}.index.json").write_text(text)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4000000\n"
 
 
-def test_missing_shard(folder: Path, refused: Refused) -> None:
-    """The index names a file that is not there."""
-    shard = "model-00002-of-00002.safetensors"
-    write_index(folder, {"weight_map": {"a": WEIGHTS, "b": shard}})
-    refused(folder)
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", {}, {"weight_map": None}, {"weight_map": [1]}])
-def test_broken_index(content: Any, folder: Path, refused: Refused) -> None:
-    """An index that cannot be read is said to be damaged."""
-    write_index(folder, content)
-    refused(folder)
-
-
-@pytest.mark.parametrize("value", [5, None, ["x"], ""], ids=repr)
-def test_index_that_names_no_file(value: Any, folder: Path, refused: Refused) -> None:
-    """A shard's name of a wrong type is a missing file, not a crash."""
-    write_index(folder, {"weight_map": {"a": value}})
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((name, POINTER) for name in (WEIGHTS, "config.json", INDEX)),
+        # Broken, empty, not text, or JSON of another kind.
+        *(("config.json", text) for text in (b"{", b"", b"\xff\xfe{}", b"[]", b"null", b"{}")),
+        *((INDEX, text) for text in (b"{", b"", b"[]", b"{}")),
+        *((INDEX, {"weight_map": table}) for table in (None, [1])),
+        # A shard's name of a wrong type is a missing file, not a crash.
+        *((INDEX, {"weight_map": {"a": name}}) for name in (5, None, ["x"], "")),
+        # A shard that is not there, and an index that is stale.
+        (INDEX, {"weight_map": {"a": WEIGHTS, "b": "model-00002-of-00002.safetensors"}}),
+        (INDEX, {"weight_map": {"a": "model-00001-of-00002.safetensors"}}),
+    ],
+    ids=repr,
+)
+def test_files_of_other_content(name: str, content: Any, folder: Path, refused: Refused) -> None:
+    given = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (folder / name).write_bytes(given)
     refused(folder)
 
 
@@ -468,31 +416,7 @@ def test_an_index_of_files_that_vllm_does_not_look_at(
     (folder / name).parent.mkdir(exist_ok=True)
     names = [*load_file(folder / WEIGHTS)]
     (folder / WEIGHTS).rename(folder / name)
-    write_index(folder, {"weight_map": dict.fromkeys(names, name)})
-    refused(folder)
-
-
-def test_a_stale_index(folder: Path, refused: Refused) -> None:
-    write_index(folder, {"weight_map": {"a": "model-00001-of-00002.safetensors"}})
-    refused(folder)
-
-
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4000000\n"
-
-
-@pytest.mark.parametrize("name", [WEIGHTS, "config.json", f"{WEIGHTS}.index.json"])
-def test_git_lfs_pointers(name: str, folder: Path, refused: Refused) -> None:
-    (folder / name).write_text(POINTER)
-    refused(folder)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["__0_0.distcp", "pytorch_model_fsdp_0", "global_step500", "adapter_model.safetensors"],
-)
-def test_weights_of_other_kinds(name: str, folder: Path, refused: Refused) -> None:
-    (folder / WEIGHTS).unlink()
-    (folder / name).write_bytes(b"")
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, name)}))
     refused(folder)
 
 
@@ -534,29 +458,20 @@ def test_a_byte_order_mark(folder: Path, refused: Refused) -> None:
     refused(folder)
 
 
-def before_every_name(prefix: str) -> Callable[[dict], None]:
-    def wrap(tensors: dict) -> None:
-        for name in [*tensors]:
-            tensors[prefix + name] = tensors.pop(name)
-
-    return wrap
-
-
 @pytest.mark.parametrize(
     "prefix",
     [
         *("_orig_mod.", "module.", "module._orig_mod.", "_fsdp_wrapped_module."),
         *("_forward_module.", "base_model.model."),
+        *("model.", "student.", "net.inner."),  # a trainer's own module, whose name nobody knows
     ],
 )
-def test_names_of_wrapped_models(prefix: str, folder: Path, refused: Refused) -> None:
-    refused(edit(folder, before_every_name(prefix)))
-
-
-@pytest.mark.parametrize("prefix", ["model.", "student.", "net.inner."])
 def test_names_of_a_model_in_another(prefix: str, folder: Path, refused: Refused) -> None:
-    """Such as a trainer's own module, whose name nobody knows."""
-    refused(edit(folder, before_every_name(prefix)))
+    def wrap(tensors: dict) -> None:
+        for name in [*tensors]:
+            tensors[prefix + name] = tensors.pop(name)
+
+    refused(edit(folder, wrap))
     target = folder.parent / "target"
     assert cli.main(["convert", str(folder), str(target), "--rename", f"{prefix}*=*"]) == 0
     assert load_file(target / WEIGHTS).keys() == load_file(GOLDEN / WEIGHTS).keys()
@@ -614,27 +529,18 @@ def test_the_checkpoint_is_judged_before_the_port(tmp_path: Path, refused: Refus
     refused(tmp_path / "missing", "--port", "70000")
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "~no-such-user/model", "a\0b"], ids=["long", "~", "0"])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 300, "~no-such-user/model", "a\0b"], ids=["none", "long", "~", "0"]
+)
 def test_names_that_no_system_call_takes(name: str, refused: Refused) -> None:
-    """A name that the file system itself refuses is a sentence too."""
+    """An empty one, as in ``serve "$UNSET"``, is not the demo's."""
     refused(name)
 
 
 def test_unknown_model_id(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, an id that is not in the cache is told apart from a path."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    name = "nobody/no-such-attnres-model"
-    refused(name)
-
-
-# --- what is accepted
-
-
-def test_qwen3_without_a_head_size(tmp_path: Path, refused: Refused) -> None:
-    """Its default, 128, is no function of the other sizes."""
-    folder = write_house(tmp_path / "house", "qwen3", block_size=2)
-    edit(folder, without=["head_dim"])
-    refused(folder)
+    refused("nobody/no-such-attnres-model")
 
 
 def test_no_name_where_there_is_no_demo(

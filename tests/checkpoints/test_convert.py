@@ -21,14 +21,7 @@ import forks
 import pytest
 import scaled_eps
 import torch
-from checkpoints import (
-    GOLDENS,
-    edit,
-    write_fla,
-    write_house,
-    write_nanogpt,
-    write_standard,
-)
+from checkpoints import GOLDENS, edit, write_fla, write_house, write_nanogpt, write_standard
 from goldens import bound
 from hub import MODEL, cached
 from hypothesis import given, settings
@@ -97,12 +90,28 @@ def write_shards(folder: Path, groups: list[Tensors], pickled: bool) -> None:
     (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
 
 
-def as_pickle(folder: Path, name: str = "pytorch_model.bin", **options: Any) -> Tensors:
-    """Turn the folder's weights into a pickle; returns them."""
+def as_pickle(
+    folder: Path,
+    made_of: Callable[[Tensors], Any] = lambda tensors: tensors,
+    name: str = "pytorch_model.bin",
+    **options: Any,
+) -> Tensors:
+    """Put a pickle of the folder's weights, or what is made of them, in their place.
+
+    Returns:
+        The weights.
+    """
     tensors = load_file(folder / WEIGHTS)
-    torch.save(tensors, folder / name, **options)
+    torch.save(made_of(tensors), folder / name, **options)
     (folder / WEIGHTS).unlink()
     return tensors
+
+
+def assert_converted(source: Path, tensors: Tensors) -> None:
+    """A converted checkpoint has these tensors, bit for bit."""
+    target = source.with_name("target")
+    convert(str(source), str(target))
+    assert_same_bits(tensors_of(target), tensors)
 
 
 def assert_served(folder: Path) -> None:
@@ -135,24 +144,23 @@ def pickle_legacy(folder: Path) -> Tensors:
 
 def pickle_trainer(folder: Path) -> Tensors:
     """What a trainer writes: the weights under a key, its state and arguments beside them."""
-    tensors = load_file(folder / WEIGHTS)
-    (folder / WEIGHTS).unlink()
-    torch.save({"model": tensors, "optimizer": {"lr": 0.1}, "step": 7}, folder / "last.pt")
     for name in ("optimizer.pt", "training_args.bin", "rng_state_0.pth"):
         (folder / name).write_bytes(b"never read")
-    return tensors
+    state = {"optimizer": {"lr": 0.1}, "step": 7}
+    return as_pickle(folder, lambda tensors: {"model": tensors, **state}, "last.pt")
 
 
 def pickle_parameters(folder: Path) -> Tensors:
     """Parameters of a module, one of them not contiguous."""
-    tensors = load_file(folder / WEIGHTS)
-    (folder / WEIGHTS).unlink()
-    state = {name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}
-    name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
-    state[name] = torch.nn.Parameter(tensors[name].T.contiguous().T)
-    assert not state[name].is_contiguous()
-    torch.save(state, folder / "pytorch_model.bin")
-    return tensors
+
+    def parameters(tensors: Tensors) -> dict[str, torch.nn.Parameter]:
+        state = {name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}
+        name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
+        state[name] = torch.nn.Parameter(tensors[name].T.contiguous().T)
+        assert not state[name].is_contiguous()
+        return state
+
+    return as_pickle(folder, parameters)
 
 
 def pickle_shards(folder: Path) -> Tensors:
@@ -190,26 +198,22 @@ def test_bits_that_arithmetic_would_lose(tmp_path: Path) -> None:
         size = tensors[name].numel() * dtype.itemsize
         noise = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
         tensors[name] = noise.view(dtype).reshape(tensors[name].shape)
-    (source / WEIGHTS).unlink()
-    torch.save(tensors, source / "pytorch_model.bin")
-    convert(str(source), str(tmp_path / "target"))
-    assert_same_bits(tensors_of(tmp_path / "target"), tensors)
+    as_pickle(source, lambda _: tensors)
+    assert_converted(source, tensors)
 
 
 def test_a_tied_head_stays_tied(tmp_path: Path, refused: Callable) -> None:
     """A pickle holds the embedding twice; the copy goes, unless it is not one."""
     source = write_fla(tmp_path / "source", tie=True)
     expected = load(source).logprobs(IDS)
-    tensors = load_file(source / WEIGHTS)
-    (source / WEIGHTS).unlink()
-    embedding = tensors["model.embeddings.weight"]
-    torch.save(tensors | {"lm_head.weight": embedding}, source / "pytorch_model.bin")
+    embedding = "model.embeddings.weight"
+    tensors = as_pickle(source, lambda own: own | {"lm_head.weight": own[embedding]})
     for name, options in (("kept", {}), ("house", {"to_house": True})):
         convert(str(source), str(tmp_path / name), **options)
         actual = tensors_of(tmp_path / name)
         assert "lm_head.weight" not in actual and len(actual) == len(tensors)
         assert torch.equal(load(tmp_path / name).logprobs(IDS), expected)
-    other = embedding.clone()
+    other = tensors[embedding].clone()
     other[3, 5] += 1
     torch.save(tensors | {"lm_head.weight": other}, source / "pytorch_model.bin")
     refused(source)
@@ -219,11 +223,9 @@ def test_an_untied_head_that_shares_memory_is_written_twice(tmp_path: Path) -> N
     """What the configuration calls two weights are two weights."""
     source = write_house(tmp_path / "source", block_size=4)
     tensors = load_file(source / WEIGHTS)
-    (source / WEIGHTS).unlink()
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    torch.save(tensors, source / "pytorch_model.bin")
-    convert(str(source), str(tmp_path / "target"))
-    assert_same_bits(tensors_of(tmp_path / "target"), tensors)
+    as_pickle(source, lambda _: tensors)
+    assert_converted(source, tensors)
 
 
 class Malicious:
@@ -246,15 +248,11 @@ def test_a_malicious_pickle_is_refused_and_not_run(
         monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     source = write_fla(tmp_path / "source")
     marker, file = tmp_path / "marker", source / "pytorch_model.bin"
-    (source / WEIGHTS).unlink()
-    evil = Malicious(marker)
+    extra = {"b": torch.ones(2)} if kind == "tensor beside it" else {}
+    evil = {**extra, "a": Malicious(marker)}
+    as_pickle(source, lambda _: evil, _use_new_zipfile_serialization=kind != "legacy")
     if kind == "raw":
-        file.write_bytes(pickle.dumps({"a": evil}))
-    elif kind == "legacy":
-        torch.save({"a": evil}, file, _use_new_zipfile_serialization=False)
-    else:
-        extra = {"b": torch.ones(2)} if kind == "tensor beside it" else {}
-        torch.save({**extra, "a": evil}, file)
+        file.write_bytes(pickle.dumps(evil))
     refused(source)
     assert not marker.exists()
     with file.open("rb") as content:  # the test proves something only if the file is malicious
@@ -276,15 +274,13 @@ def test_a_malicious_pickle_is_refused_and_not_run(
         {"a": torch.ones(2).to_sparse()},
         {"a": torch.ones(2, dtype=torch.complex64)},
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=lambda value: "",
 )
 def test_pickles_of_more_or_other_than_tensors(
     content: Any, tmp_path: Path, refused: Callable
 ) -> None:
-    """Refused by what they hold."""
     source = write_fla(tmp_path / "source")
-    (source / WEIGHTS).unlink()
-    torch.save(content, source / "pytorch_model.bin")
+    as_pickle(source, lambda _: content)
     refused(source)
 
 
@@ -333,37 +329,31 @@ def test_pickled_tensors_without_plain_values(
 ) -> None:
     """Refused by tensor and file, before anything is written, and by a dry run too."""
     source = write_house(tmp_path / "source", block_size=2)
-    tensors, file = load_file(source / WEIGHTS), source / "pytorch_model.bin"
-    (source / WEIGHTS).unlink()
     name = "model.layers.0.self_attn.q_proj.weight"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of kinds that are new or old
-        torch.save(tensors | {name: VALUELESS[kind]()}, file)
+        as_pickle(source, lambda tensors: tensors | {name: VALUELESS[kind]()})
     refused(source, *options)
 
 
 def test_numbers_that_were_never_written(tmp_path: Path, refused: Callable) -> None:
     """torch reads them as zeros; an archive without any checksums is another matter."""
     source = write_house(tmp_path / "source", block_size=2)
-    tensors, file = load_file(source / WEIGHTS), source / "pytorch_model.bin"
-    (source / WEIGHTS).unlink()
     with torch.serialization.skip_data():
-        torch.save(tensors, file)
+        tensors = as_pickle(source)
     refused(source)
     torch.serialization.set_crc32_options(False)
     try:
-        torch.save(tensors, file)
+        torch.save(tensors, source / "pytorch_model.bin")
     finally:
         torch.serialization.set_crc32_options(True)
-    convert(str(source), str(tmp_path / "target"))
-    assert_same_bits(tensors_of(tmp_path / "target"), tensors)
+    assert_converted(source, tensors)
 
 
 def test_views_are_written_by_their_values(tmp_path: Path) -> None:
     """Strides, offsets, one storage for several and signs that are not applied yet."""
     source = write_house(tmp_path / "source", block_size=2)
     tensors = load_file(source / WEIGHTS)
-    (source / WEIGHTS).unlink()
     stem = "model.layers.0.self_attn."
     query, key, norm = f"{stem}q_proj.weight", f"{stem}k_proj.weight", "model.norm.weight"
     both = torch.cat([tensors[query], tensors[key]])
@@ -372,9 +362,8 @@ def test_views_are_written_by_their_values(tmp_path: Path) -> None:
     views[norm] = torch._neg_view(-tensors[norm])
     name = "model.layers.1.input_layernorm.weight"
     tensors[name] = torch.ones(1, dtype=tensors[name].dtype).expand(tensors[name].shape)
-    torch.save(tensors | views, source / "pytorch_model.bin")
-    convert(str(source), str(tmp_path / "target"))
-    assert_same_bits(tensors_of(tmp_path / "target"), tensors)
+    as_pickle(source, lambda _: tensors | views)
+    assert_converted(source, tensors)
 
 
 @pytest.mark.parametrize("size", [None, 0, 100, -1], ids=["junk", "empty", "start", "cut"])
@@ -400,7 +389,7 @@ def test_torchscript_is_refused(tmp_path: Path, refused: Callable) -> None:
 def test_which_pickle_is_meant(tmp_path: Path, refused: Callable) -> None:
     """Two without an index, a shard missing, a name in two shards, none at all."""
     source = write_fla(tmp_path / "source")
-    tensors = as_pickle(source, "a.pt")
+    tensors = as_pickle(source, name="a.pt")
     torch.save(tensors, source / "b.pt")
     refused(source)
     for path in source.glob("*.pt"):
@@ -631,17 +620,8 @@ def test_other_files(tmp_path: Path) -> None:
     """Tokenizer, templates and generation settings as they are; nothing else."""
     source = write_fla(tmp_path / "source")
     as_pickle(source)
-    kept = {
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-        "chat_template.jinja",
-        "special_tokens_map.json",
-        "merges.txt",
-        "vocab.json",
-        "tokenizer.model",
-        "LICENSE",
-    }
+    kept = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"}
+    kept |= {"generation_config.json", "chat_template.jinja", "merges.txt", "vocab.json", "LICENSE"}
     left = {"README.md", "modeling_x.py", "tokenizer_x.py", "tokenizer.bin", "training_args.bin"}
     for number, name in enumerate(sorted(kept | left)):
         if not (source / name).exists():
@@ -660,10 +640,8 @@ def test_a_model_in_the_hugging_face_cache(tmp_path: Path, monkeypatch) -> None:
     cached(tmp_path / "hub", GOLDENS / "fla_transformer_block")
     convert(MODEL, str(tmp_path / "house"), to_house=True)
     assert not any(path.is_symlink() for path in (tmp_path / "house").iterdir())
-    assert torch.equal(
-        load(tmp_path / "house").logprobs(IDS),
-        load(GOLDENS / "fla_transformer_block").logprobs(IDS),
-    )
+    house, golden = load(tmp_path / "house"), load(GOLDENS / "fla_transformer_block")
+    assert torch.equal(house.logprobs(IDS), golden.logprobs(IDS))
 
 
 def test_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -695,16 +673,13 @@ def test_an_existing_target_is_refused(tmp_path: Path, sentence: Sentence) -> No
     (tmp_path / "file").write_text("kept")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("folder", "file", "link"):
-        for dry_run in (False, True):
-            sentence.raises(
-                SettingError, convert, source, str(tmp_path / name), to_house=True, dry_run=dry_run
-            )
+        for dry in (False, True):
+            place = str(tmp_path / name)
+            sentence.raises(SettingError, convert, source, place, to_house=True, dry_run=dry)
     assert not list((tmp_path / "folder").iterdir())
     assert (tmp_path / "file").read_text() == "kept"
-    sentence.raises(
-        SettingError, convert, source, str(tmp_path / "missing" / "target"), to_house=True
-    )
-    sentence.raises(SettingError, convert, source, str(tmp_path / "file" / "target"), to_house=True)
+    for place in (tmp_path / "missing" / "target", tmp_path / "file" / "target"):
+        sentence.raises(SettingError, convert, source, str(place), to_house=True)
 
 
 def test_a_target_that_appears_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,18 @@
 """``convert --edit``: what it writes is the float64 model of the source under the same edits."""
 
-import json
 import random
 
 import pytest
 import torch
-from checkpoints import EVERY_OPTION, GOLDENS, write_baseline, write_house, write_nanogpt
+from checkpoints import (
+    EVERY_OPTION,
+    GOLDENS,
+    config_of,
+    edit,
+    write_baseline,
+    write_house,
+    write_nanogpt,
+)
 from edited_oracle import evaluate, of_a_model, static
 from jobs import fresh_prompts
 from safetensors.torch import load_file
@@ -67,15 +74,10 @@ def test_edits_of_a_model_with_edits(tmp_path, sentence):
     convert(str(source), str(tmp_path / "d"), edits=[MASK, "scale=0.5", "scale=-2", "mean sites=4"])
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in "cd")
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
-    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in "cd"]
+    configs = [config_of(tmp_path / name) for name in "cd"]
     assert configs[0] == configs[1] and len(configs[0]["attn_res"]["edits"]) == 4
-    sentence.raises(
-        SettingError,
-        convert,
-        str(tmp_path / "b"),
-        str(tmp_path / "e"),
-        edits=["mask sites=3 sources='block 1'"],
-    )
+    places = str(tmp_path / "b"), str(tmp_path / "e")
+    sentence.raises(SettingError, convert, *places, edits=["mask sites=3 sources='block 1'"])
     assert not (tmp_path / "e").exists()
 
 
@@ -95,24 +97,17 @@ def test_a_shared_query_is_edited_at_one_site(tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["mean tokens=3"],
-        ["scale=2 sources=embedding"],
-        ["mask sites=77 sources=embedding"],
-        ["drop"],
-    ],
+    ["mean tokens=3", "scale=2 sources=embedding", "mask sites=77 sources=embedding", "drop"],
 )
 def test_an_edit_that_is_refused(words, tmp_path, sentence):
     source = MADE["house"](tmp_path / "a")
-    sentence.raises(SettingError, convert, str(source), str(tmp_path / "b"), edits=words)
+    sentence.raises(SettingError, convert, str(source), str(tmp_path / "b"), edits=[words])
     assert not (tmp_path / "b").exists()
 
 
 def test_a_config_whose_edits_are_none(tmp_path, sentence):
     source = MADE["house"](tmp_path / "a")
-    config = json.loads((source / "config.json").read_text())
-    config["attn_res"]["edits"] = [{"ban": 3}]
-    (source / "config.json").write_text(json.dumps(config))
+    edit(source, attn_res=config_of(source)["attn_res"] | {"edits": [{"ban": 3}]})
     sentence.raises(CheckpointError, check_folder, source)
 
 

@@ -26,8 +26,10 @@ MTP = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tok
 TARGET = check_folder(DEMO)
 
 
-def flags(model: Path, **config: object) -> list[str]:
-    return ["--speculative-config", json.dumps({"model": str(model)} | config)]
+def flags(*folder: Path, **config: object) -> list[str]:
+    """Settings of speculative decoding, by the folder of a draft or without one."""
+    own = {"model": str(folder[0])} if folder else {}
+    return ["--speculative-config", json.dumps(own | config)]
 
 
 def check(name: str, target: Checkpoint, words: list[str]) -> None:
@@ -38,35 +40,49 @@ def demo_with(folder: Path, **changes: object) -> Path:
     return edit(copytree(DEMO, folder), **changes)
 
 
+def plain(folder: Path, architecture: str = "LlamaForCausalLM", **changes: object) -> Path:
+    changes = {"model_type": "llama", "architectures": [architecture], "attn_res": None} | changes
+    return demo_with(folder, **changes)
+
+
+@pytest.fixture
+def refused(sentence):
+    """Let words be refused for the demo in the sentence on file."""
+    return lambda words, kind=CheckpointError: sentence.raises(kind, check, "demo", TARGET, words)
+
+
 def test_a_draft_that_fits(tmp_path):
     check("demo", TARGET, flags(DEMO, method="draft_model"))
-    plain = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attn_res": None}
-    check("demo", TARGET, flags(demo_with(tmp_path / "plain", **plain)))
+    check("demo", TARGET, flags(plain(tmp_path / "plain")))
     check("demo", TARGET, [])
+    check("demo", TARGET, flags(method="ngram"))  # without a model of its own
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("write", "changes"),
     [
-        {"num_hidden_layers": 9},
-        {"attn_res": {"block_size": 4, "gate": True}},
-        {"rms_norm_eps": "1e-6"},
+        (demo_with, {"num_hidden_layers": 9}),
+        (demo_with, {"attn_res": {"block_size": 4, "gate": True}}),
+        (demo_with, {"rms_norm_eps": "1e-6"}),
+        (plain, {"model_type": "medusa", "architectures": None}),
+        (plain, {"model_type": "mlp_speculator", "architectures": None}),
+        (plain, {"architectures": ["Glm4MoeMTPModel"]}),
+        (plain, {"architectures": ["DFlashDraftModel"]}),
+        (plain, {"speculators_model_type": "eagle3"}),
+        (plain, {"architectures": ["NobodysForCausalLM"]}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_draft_that_cannot_be_served(changes, tmp_path, sentence):
-    sentence.raises(
-        CheckpointError, check, "demo", TARGET, flags(demo_with(tmp_path / "draft", **changes))
-    )
+def test_a_draft_that_cannot_be_served(write, changes, tmp_path, refused):
+    refused(flags(write(tmp_path / "draft", **changes)))
 
 
-def test_another_vocabulary(tmp_path, sentence):
+def test_another_vocabulary(tmp_path, refused):
     """320 tokens of a house checkpoint, of a golden in FLA's format, and of a plain model."""
-    changes = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attn_res": None}
-    plain = demo_with(tmp_path / "plain", vocab_size=64, **changes)
     house = write_house(tmp_path / "house", "llama", block_size=2)
-    for draft in (plain, house, GOLDENS / "fla_transformer_block"):
-        sentence.raises(CheckpointError, check, "demo", TARGET, flags(draft))
+    few = plain(tmp_path / "plain", vocab_size=64)
+    for draft in (few, house, GOLDENS / "fla_transformer_block"):
+        refused(flags(draft))
 
 
 def head_of(folder: Path, base: str, config: dict | None = None, name: str = "") -> Path:
@@ -190,14 +206,14 @@ def test_drafts_that_vllm_takes_for_heads(tmp_path, sentence):
         ["--speculative-config", '{"method": "ngram"}', "-sc", '{"method": "mtp"}'],
     ],
 )
-def test_every_spelling_of_the_flag(words, sentence):
-    sentence.raises(CheckpointError, check, "demo", TARGET, words)
+def test_every_spelling_of_the_flag(words, refused):
+    refused(words)
 
 
-def test_the_draft_by_a_flag_of_its_own(tmp_path, sentence):
+def test_the_draft_by_a_flag_of_its_own(tmp_path, refused):
     draft = write_house(tmp_path / "draft", block_size=2)
     for words in (["--spec-model", str(draft)], [f"-sc.model={draft}"]):
-        sentence.raises(CheckpointError, check, "demo", TARGET, words)
+        refused(words)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
@@ -214,11 +230,6 @@ def with_head(folder: Path, method: str) -> tuple[Checkpoint, Path]:
     return check_folder(target), write_eagle(folder / "head", target, [[7, 8, 9, 7]], layers)
 
 
-def plain(folder: Path, architecture: str = "LlamaForCausalLM", **changes: object) -> Path:
-    changes = {"model_type": "llama", "architectures": [architecture], "attn_res": None} | changes
-    return demo_with(folder, **changes)
-
-
 def without_config(folder: Path) -> Path:
     folder.mkdir()
     return folder
@@ -229,9 +240,7 @@ OTHER_MODELS = {
     "Qwen3 with AttnRes": lambda folder: GOLDENS / "qwen3_attnres_block",
     "a Mixtral": lambda folder: plain(folder, "MixtralForCausalLM"),
     "a Qwen2Moe": lambda folder: plain(folder, "Qwen2MoeForCausalLM"),
-    "no architecture": lambda folder: demo_with(
-        folder, model_type="llama", architectures=None, attn_res=None
-    ),
+    "no architecture": lambda folder: plain(folder, architectures=None),
     "a Llama": plain,
     "a Medusa": lambda folder: plain(folder, "MedusaModel"),
     "no config.json": without_config,
@@ -242,17 +251,15 @@ OTHER_MODELS = {
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 @pytest.mark.parametrize("model", OTHER_MODELS)
-def test_a_head_that_is_none(model, method, tmp_path, sentence):
+def test_a_head_that_is_none(model, method, tmp_path, refused):
     """Is refused in one sentence, at once, by what was found."""
-    folder = OTHER_MODELS[model](tmp_path / "draft")
-    sentence.raises(CheckpointError, check, "demo", TARGET, flags(folder, method=method))
+    refused(flags(OTHER_MODELS[model](tmp_path / "draft"), method=method))
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 @pytest.mark.parametrize("model", [None, 5, ""])
-def test_a_head_that_is_not_named(model, method, sentence):
-    words = ["--speculative-config", json.dumps({"method": method, "model": model})]
-    sentence.raises(CheckpointError, check, "demo", TARGET, words)
+def test_a_head_that_is_not_named(model, method, refused):
+    refused(flags(method=method, model=model))
 
 
 # Without the method in the name of the test's folder, by which vLLM would choose.
@@ -281,53 +288,24 @@ def test_a_head_of_another_size(method, key, tmp_path, sentence):
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "medusa", "architectures": None},
-        {"model_type": "mlp_speculator", "architectures": None},
-        {"architectures": ["Glm4MoeMTPModel"]},
-        {"architectures": ["DFlashDraftModel"]},
-        {"speculators_model_type": "eagle3"},
-        {"architectures": ["NobodysForCausalLM"]},
-    ],
-    ids=str,
-)
-def test_a_draft_model_that_is_none(config, tmp_path, sentence):
-    sentence.raises(
-        CheckpointError, check, "demo", TARGET, flags(plain(tmp_path / "draft", **config))
-    )
-
-
-@pytest.mark.parametrize(
     "method",
     [
-        "medusa",
-        "mlp_speculator",
-        "dflash",
-        "dspark",
-        "suffix",
-        "ngram_gpu",
-        "custom_class",
-        "eagel",
+        *("medusa", "mlp_speculator", "dflash", "dspark"),
+        *("suffix", "ngram_gpu", "custom_class", "eagel"),
     ],
 )
-def test_methods_that_are_refused(method, tmp_path, sentence):
+def test_methods_that_are_refused(method, refused):
     """Before vLLM looks at what they are given."""
-    sentence.raises(SettingError, check, "demo", TARGET, flags(tmp_path / "nowhere", method=method))
-
-
-@pytest.mark.parametrize("name", ["my-eagle-draft", "Eagle3", "dflash", "a-dspark"])
-def test_names_by_which_vllm_takes_a_model_for_a_head(name, tmp_path, sentence):
-    draft = plain(tmp_path / name)
-    sentence.raises(SettingError, check, "demo", TARGET, flags(draft, method="draft_model"))
-    sentence.raises((SettingError, CheckpointError), check, "demo", TARGET, flags(draft))
-
-
-def test_what_is_left_to_vllm():
-    """Methods without a model of their own."""
-    check("demo", TARGET, ["--speculative-config", '{"method": "ngram"}'])
+    refused(flags(Path("nowhere"), method=method), SettingError)
 
 
 @pytest.mark.parametrize("value", ["{", "[1]"])
-def test_what_is_no_object(value, sentence):
-    sentence.raises(SettingError, check, "demo", TARGET, ["--speculative-config", value])
+def test_what_is_no_object(value, refused):
+    refused(["--speculative-config", value], SettingError)
+
+
+@pytest.mark.parametrize("name", ["my-eagle-draft", "Eagle3", "dflash", "a-dspark"])
+def test_names_by_which_vllm_takes_a_model_for_a_head(name, tmp_path, refused):
+    draft = plain(tmp_path / name)
+    refused(flags(draft, method="draft_model"), SettingError)
+    refused(flags(draft), (SettingError, CheckpointError))

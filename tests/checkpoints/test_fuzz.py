@@ -17,6 +17,7 @@ import torch
 from checkpoints import (
     GOLDENS,
     computes_int8,
+    config_of,
     dequantised,
     quantised,
     write_baseline,
@@ -119,8 +120,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def target(name: str, root: Path) -> Iterator[Target]:
     folder = root / name
-    config = json.loads((folder / "config.json").read_text())
-    result = Target(folder, config, load_file(folder / WEIGHTS), truth(folder, IDS))
+    result = Target(folder, config_of(folder), load_file(folder / WEIGHTS), truth(folder, IDS))
     yield result
     result.restore()
 
@@ -490,8 +490,7 @@ def int8(name: str, root: Path, tmp_path: Path) -> Target:
     """An INT8 checkpoint, whose float twin is beside it in ``float``."""
     INT8_WRITERS[name](tmp_path / "float")
     folder = quantised(tmp_path / "int8", tmp_path / "float")
-    config = json.loads((folder / "config.json").read_text())
-    result = Target(folder, config, load_file(folder / WEIGHTS), torch.empty(0))
+    result = Target(folder, config_of(folder), load_file(folder / WEIGHTS), torch.empty(0))
     result.logprobs = stands_for(result, result.tensors)
     return result
 

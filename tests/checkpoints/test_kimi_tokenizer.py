@@ -25,41 +25,12 @@ PATTERN = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 WORDS = (
-    *(
-        "the",
-        "I'll",
-        "WE'RE",
-        "don't",
-        "it'S",
-        "'tis",
-        "HTTPServer",
-        "naïve",
-        "\u017ftraße",
-        "ǅ",
-        "İ",
-    ),
-    *(
-        "中文",
-        "模型在混合",
-        "北京a",
-        "a北",
-        "〇〇七",
-        "々",
-        "㐀",
-        "𠀀字",
-        "ひらがな",
-        "カタ漢字",
-        "한국어",
-    ),
+    *("the", "I'll", "WE'RE", "don't", "it'S", "'tis", "HTTPServer", "naïve", "\u017ftraße"),
+    *("ǅ", "İ", "中文", "模型在混合", "北京a", "a北", "〇〇七", "々", "㐀", "𠀀字"),
+    *("ひらがな", "カタ漢字", "한국어"),
     *("0", "12345678901", "٣٤٥", "Ⅷ", "½", "\uff11\uff12\uff13", "3.14159", "0x1F"),
-    *(
-        "def f(x):\n    return x**2\n",
-        "\tif (a&&b){\r\n",
-        "// --->",
-        "<|im_end",
-        "\\d+",
-        "#!/bin/sh",
-    ),
+    *("def f(x):\n    return x**2\n", "\tif (a&&b){\r\n", "// --->", "<|im_end", "\\d+"),
+    "#!/bin/sh",
     *("😀😀", "👩\u200d💻", "🇨🇳", "e\u0301\u0302", "אֲנִי", "مَرْحَبًا", "हिन्दी", "ไทย"),
     *(" ", "  ", "\n", "\n\n\n", "\r\n", "\t\t", "\u00a0", "\u3000", "\u2028", "   \n  ", "===="),
 )
@@ -74,16 +45,18 @@ def a_text(seed: int, letters: int) -> str:
     return "".join(parts)
 
 
+def splitter(pattern: str) -> pre_tokenizers.Sequence:
+    """Cuts texts by a pattern, and letters into bytes."""
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    into_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([split, into_bytes])
+
+
 @pytest.fixture(scope="module")
 def trained() -> list[bytes]:
     """1500 tokens as a model's would be: merges of other texts of the same words."""
     own = Tokenizer(models.BPE())
-    own.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PATTERN), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    own.pre_tokenizer = splitter(PATTERN)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, show_progress=False)
     own.train_from_iterator([a_text(seed, 4000) for seed in range(1, 6)], trainer)
@@ -113,12 +86,7 @@ def test_ten_thousand_letters(trained: list[bytes], tmp_path: Path) -> None:
     assert own.decode(ids) == text
     assert max(map(len, (trained[one] for one in ids))) > 3  # merges are tried
     read = own.backend_tokenizer
-    read.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(gpt_4_pattern()), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    read.pre_tokenizer = splitter(gpt_4_pattern())
     assert read.encode(text).ids != ids
 
 

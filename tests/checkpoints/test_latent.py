@@ -37,9 +37,8 @@ def test_a_dense_kimi_linear_has_no_idle_experts(tmp_path: Path) -> None:
     """And none of its keys need be stated."""
     keys = ("num_experts", "num_experts_per_token", "num_shared_experts", "moe_intermediate_size")
     dense = dict.fromkeys((*keys, "first_k_dense_replace", "routed_scaling_factor"))
-    facts = describe(
-        check_folder(written(tmp_path, "kimi_linear", **dense, mla_use_output_gate=True))
-    )
+    folder = written(tmp_path, "kimi_linear", **dense, mla_use_output_gate=True)
+    facts = describe(check_folder(folder))
     assert facts["active_parameters"] == facts["parameters"]
 
 
@@ -67,10 +66,8 @@ def test_rows_that_a_device_does_not_compute(
     if on_gpu:
         needs.check_heads("m", parsed.translated("m"))
         return
-    message = (
-        rf"kv_lora_rank {latents} and .* are {latents + rotated} .* 320, 512, 576; serve it on a"
-    )
-    with pytest.raises(CheckpointError, match=message):
+    said = rf"kv_lora_rank {latents} and .* are {latents + rotated} .* 320, 512, 576; serve it on a"
+    with pytest.raises(CheckpointError, match=said):
         needs.check_heads("m", parsed.translated("m"))
 
 

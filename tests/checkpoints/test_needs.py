@@ -104,26 +104,26 @@ def test_other_engines_refuse_such_heads_too(
 
 
 @pytest.mark.parametrize(
-    ("files", "result"),
+    ("files", "tokenizer", "has_template"),
     [
-        ({"tokenizer.json": ""}, "tokenizer.json"),
-        ({"tokenizer.model": "", "tokenizer_config.json": "{}"}, "tokenizer.model"),
-        ({"vocab.json": "", "merges.txt": ""}, "vocab.json"),
-        (
-            {"tokenizer_config.json": '{"tokenizer_class": "ByT5Tokenizer"}'},
-            "tokenizer_config.json",
-        ),
-        ({"tokenizer_config.json": '{"tokenizer_class": "LlamaTokenizer"}'}, None),
-        ({"tokenizer_config.json": "["}, None),
-        ({}, None),
+        ({"tokenizer.json": ""}, "tokenizer.json", False),
+        ({"tokenizer.model": "", BYTES: "{}"}, "tokenizer.model", False),
+        ({"vocab.json": "", "merges.txt": ""}, "vocab.json", False),
+        ({BYTES: '{"tokenizer_class": "ByT5Tokenizer"}'}, BYTES, False),
+        ({BYTES: '{"tokenizer_class": "LlamaTokenizer"}'}, None, False),
+        ({BYTES: "["}, None, False),
+        ({BYTES: '{"chat_template": "x"}'}, None, True),
+        ({"chat_template.jinja": "x"}, None, True),
+        ({}, None, False),
     ],
 )
-def test_a_tokenizer_is_told_by_its_files(
-    files: dict[str, str], result: str | None, tmp_path: Path
+def test_a_tokenizer_and_a_chat_template_are_told_by_their_files(
+    files: dict[str, str], tokenizer: str | None, has_template: bool, tmp_path: Path
 ) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    assert needs.tokenizer_file(tmp_path) == result
+    assert needs.tokenizer_file(tmp_path) == tokenizer
+    assert needs.has_chat_template(tmp_path) is has_template
 
 
 @pytest.fixture
@@ -176,6 +176,20 @@ def with_tokens(folder: Path, *added: str) -> None:
     edited(folder, TOKENIZER, added_tokens=[*content["added_tokens"], *more])
 
 
+@pytest.fixture
+def refused(capfd: pytest.CaptureFixture, sentence: Sentence) -> Callable[[Path], None]:
+    """Be refused by ``check`` and ``serve`` in the same sentence, which is on file."""
+
+    def run(folder: Path) -> None:
+        assert cli.main(["check", str(folder)]) == 1
+        err = capfd.readouterr().err
+        sentence.check(err)
+        assert cli.main(["serve", str(folder)]) == 2
+        assert capfd.readouterr().err == err
+
+    return run
+
+
 @pytest.mark.parametrize(
     "edit",
     [
@@ -190,17 +204,13 @@ def with_tokens(folder: Path, *added: str) -> None:
     ],
 )
 def test_tokens_without_a_row(
-    edit: Callable[[Path], Any], tmp_path: Path, capfd: pytest.CaptureFixture, sentence: Sentence
+    edit: Callable[[Path], Any], tmp_path: Path, refused: Callable[[Path], None]
 ) -> None:
     """Each ended the engine where a prompt had it."""
     write_house(tmp_path, block_size=2)
     required(tmp_path)
     edit(tmp_path)
-    assert cli.main(["check", str(tmp_path)]) == 1
-    err = capfd.readouterr().err
-    sentence.check(err)
-    assert cli.main(["serve", str(tmp_path)]) == 2
-    assert capfd.readouterr().err == err
+    refused(tmp_path)
     with pytest.raises(CheckpointError, match="remove the tokens"):
         required(tmp_path, "--tokenizer", str(tmp_path))
     required(tmp_path, "--skip-tokenizer-init")
@@ -252,31 +262,13 @@ def test_an_end_of_text_without_a_logit(
     ],
 )
 def test_a_damaged_tokenizer(
-    name: str, content: str, tmp_path: Path, capfd: pytest.CaptureFixture, sentence: Sentence
+    name: str, content: str, tmp_path: Path, refused: Callable[[Path], None]
 ) -> None:
     write_house(tmp_path, block_size=2)
     if name not in (BYTES, GENERATION):
         (tmp_path / TOKENIZER).unlink()
     (tmp_path / name).write_text(content)
-    assert cli.main(["check", str(tmp_path)]) == 1
-    err = capfd.readouterr().err
-    sentence.check(err)
-    assert cli.main(["serve", str(tmp_path)]) == 2
-    assert capfd.readouterr().err == err
-
-
-@pytest.mark.parametrize(
-    ("files", "result"),
-    [
-        ({"tokenizer_config.json": '{"chat_template": "x"}'}, True),
-        ({"chat_template.jinja": "x"}, True),
-        ({"tokenizer_config.json": "{}"}, False),
-    ],
-)
-def test_a_chat_template(files: dict[str, str], result: bool, tmp_path: Path) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    assert needs.has_chat_template(tmp_path) is result
+    refused(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -331,9 +323,8 @@ def test_more_tokens_than_the_model_has(
 
 def test_a_context_that_versions_of_vllm_count_otherwise_is_left_to_them(tmp_path: Path) -> None:
     write_house(tmp_path, block_size=2)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["rope_parameters"] |= {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 512}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    rope = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, ORIGINAL: 512}
+    edited(tmp_path, "config.json", rope_parameters=rope)
     required(tmp_path, "--max-model-len", "2048")
     with pytest.raises(SettingError, match="a context of 2048 tokens"):
         required(tmp_path, "--max-model-len", "2049")
@@ -343,6 +334,12 @@ def test_a_context_that_versions_of_vllm_count_otherwise_is_left_to_them(tmp_pat
 def test_what_vllm_takes_or_refuses_by_itself(asked: str, tmp_path: Path) -> None:
     write_house(tmp_path, block_size=2)
     required(tmp_path, "--max-model-len", asked)
+
+
+@pytest.fixture
+def without_compiler(on_cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -356,13 +353,11 @@ def test_what_vllm_takes_or_refuses_by_itself(asked: str, tmp_path: Path) -> Non
 )
 def test_only_a_compiled_start_needs_a_compiler(
     words: list[str],
-    on_cpu: None,
+    without_compiler: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     sentence: Sentence,
 ) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
     compiler.require(of_server(words))
     for others in ([], ["--enforce-eager", "--no-enforce-eager"], ["--dtype", "float32"]):
         sentence.raises(SettingError, compiler.require, of_server(others))
@@ -373,10 +368,8 @@ def test_only_a_compiled_start_needs_a_compiler(
 
 
 def test_serve_asks_for_a_compiler_before_the_start(
-    on_cpu: None, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    without_compiler: None, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(openai_server, "run_server", None)
     assert cli.main(["serve", str(DEMO)]) == 2
     assert "install the package g++ (gcc-c++ on Fedora)" in capfd.readouterr().err
@@ -422,9 +415,7 @@ def test_check_says_it_with_the_facts(
 
 @pytest.mark.parametrize("flags", [["--attnres-backend", "triton"], ["--max-model-len", "4096"]])
 def test_a_refusal_costs_no_start(
-    flags: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    sentence: Sentence,
+    flags: list[str], monkeypatch: pytest.MonkeyPatch, sentence: Sentence
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")

@@ -29,6 +29,11 @@ def write_plain(folder: Path, base: str, **options: Any) -> Path:
 
 
 @pytest.fixture
+def own(tmp_path: Path) -> Path:
+    return write_plain(tmp_path / "own", "llama", layers=2, block_size=2)
+
+
+@pytest.fixture
 def refused(tmp_path: Path, capfd: pytest.CaptureFixture, sentence: Sentence) -> Callable[..., str]:
     """Run a command that is refused in the line on file; returns that line."""
 
@@ -51,14 +56,9 @@ def stated(message: str) -> dict[str, Any]:
         r"set model_type to (.+), architectures to (.+) and attn_res to (.+?\})", message
     )
     assert result is not None
+    values = [text.replace("S}", "4}").replace("S,", "4,") for text in result.groups()]
     keys = ("model_type", "architectures", "attn_res")
-    return dict(
-        zip(
-            keys,
-            (json.loads(text.replace("S}", "4}").replace("S,", "4,")) for text in result.groups()),
-            strict=True,
-        )
-    )
+    return dict(zip(keys, map(json.loads, values), strict=True))
 
 
 @pytest.mark.parametrize("base", ["llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "gemma2"])
@@ -113,29 +113,25 @@ def test_options_that_the_tensors_tell(
     folder = write_plain(tmp_path / "own", "llama", layers=4, **options)
     message = [refused(command, folder) for command in LATER]
     message.append(refused("convert", folder, "--block-size", "4"))
+    expected = {k: v for k, v in options.items() if k != "attn_res"} | options.get("attn_res", {})
     for line in message:
-        expected = {k: v for k, v in options.items() if k != "attn_res"} | options.get(
-            "attn_res", {}
-        )
         assert stated(line)["attn_res"] == expected
     edit(folder, **stated(message[0]))
     assert check_folder(folder).parsed is not None
 
 
-def test_pickles(tmp_path: Path, refused: Callable[..., str]) -> None:
-    folder = write_plain(tmp_path / "own", "llama", layers=2, block_size=2)
-    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
-    (folder / WEIGHTS).unlink()
+def test_pickles(own: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    torch.save(load_file(own / WEIGHTS), own / "pytorch_model.bin")
+    (own / WEIGHTS).unlink()
     for command in LATER:
-        refused(command, folder)
-    assert cli.main(["convert", str(folder), str(tmp_path / "t"), "--block-size", "2"]) == 0
+        refused(command, own)
+    assert cli.main(["convert", str(own), str(tmp_path / "t"), "--block-size", "2"]) == 0
     assert check_folder(tmp_path / "t").parsed is not None
 
 
-def test_together_with_renames(tmp_path: Path) -> None:
-    folder = write_plain(tmp_path / "own", "llama", layers=2, block_size=2)
-    edit(folder, lambda t: t.update({"output.weight": t.pop("lm_head.weight")}))
-    words = ["convert", str(folder), str(tmp_path / "t"), "--block-size", "2"]
+def test_together_with_renames(own: Path, tmp_path: Path) -> None:
+    edit(own, lambda t: t.update({"output.weight": t.pop("lm_head.weight")}))
+    words = ["convert", str(own), str(tmp_path / "t"), "--block-size", "2"]
     assert cli.main(words) == 2
     assert cli.main([*words, "--rename", "output=lm_head"]) == 0
     assert check_folder(tmp_path / "t").parsed is not None
@@ -151,17 +147,15 @@ def test_attn_res_that_config_json_has(tmp_path: Path, refused: Callable[..., st
     assert check_folder(folder).parsed is not None
 
 
-def test_another_function_gets_no_advice(tmp_path: Path, refused: Callable[..., str]) -> None:
-    folder = write_plain(tmp_path / "own", "llama", layers=2, block_size=2)
-    edit(folder, lambda t: t.update({"model.layers.0.attn_res_gate": torch.zeros(64)}))
+def test_another_function_gets_no_advice(own: Path, refused: Callable[..., str]) -> None:
+    edit(own, lambda t: t.update({"model.layers.0.attn_res_gate": torch.zeros(64)}))
     for command in LATER:
-        refused(command, folder)
+        refused(command, own)
 
 
 @pytest.mark.parametrize("size", ["0", "-1"])
-def test_sizes_that_are_none(size: str, tmp_path: Path, refused: Callable[..., str]) -> None:
-    folder = write_plain(tmp_path / "own", "llama", layers=2, block_size=2)
-    refused("convert", folder, "--block-size", size)
+def test_sizes_that_are_none(size: str, own: Path, refused: Callable[..., str]) -> None:
+    refused("convert", own, "--block-size", size)
 
 
 def test_a_plain_model_without_queries(tmp_path: Path, refused: Callable[..., str]) -> None:

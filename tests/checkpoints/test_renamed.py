@@ -29,7 +29,6 @@ from torch import Tensor
 
 from attnres_serve import cli
 from attnres_serve.checkpoints.checked import check_folder
-from attnres_serve.errors import CheckpointError
 
 WEIGHTS = "model.safetensors"
 Table = dict[str, str]
@@ -76,14 +75,20 @@ def rename(folder: Path, table: Table) -> Tensors:
     return tensors
 
 
+def own(tmp_path: Path, table: Table, layers: int = 2) -> Path:
+    """A Llama whose tensors have other names."""
+    folder = write_house(tmp_path / "own", layers=layers, block_size=2)
+    rename(folder, table)
+    return folder
+
+
 def packed_moe(folder: Path) -> Path:
     """A mixture whose experts are packed as in memory."""
     write_house(folder, "qwen3_moe", layers=4, block_size=3)
     tensors, layers = load_file(folder / WEIGHTS), {}
+    pattern = r"(.+\.experts)\.(\d+)\.(\w+)_proj\.weight"
     for name in [one for one in tensors if ".experts." in one]:
-        stem, number, part = re.fullmatch(
-            r"(.+\.experts)\.(\d+)\.(\w+)_proj\.weight", name
-        ).groups()
+        stem, number, part = re.fullmatch(pattern, name).groups()
         layers.setdefault(stem, {})[int(number), part] = tensors.pop(name)
     for stem, parts in layers.items():
         count = range(len(parts) // 3)
@@ -231,9 +236,8 @@ def test_pickles_shards_and_files_beside_them(tmp_path: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     torch.save(tensors, folder / "pytorch_model.bin")
-    assert (
-        cli.main(["convert", str(folder), str(tmp_path / "t"), "--rename", "output=lm_head"]) == 0
-    )
+    words = ["convert", str(folder), str(tmp_path / "t"), "--rename", "output=lm_head"]
+    assert cli.main(words) == 0
     assert load_file(tmp_path / "t" / WEIGHTS).keys() == expected.keys()
 
 
@@ -252,8 +256,7 @@ def test_renames_that_were_given_stay_in_the_advice(
     tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     """Later renames read what earlier ones left, so the advised command is the whole one."""
-    folder = write_house(tmp_path / "own", layers=2, block_size=2)
-    rename(folder, META | {r"^": "actor."})
+    folder = own(tmp_path, META | {r"^": "actor."})
     given = ("--to", "house", "--rename", "actor.output=lm_head", "--rename", "actor.*=*")
     message = refused("convert", folder, tmp_path / "t", *given)
     words = advised(message, tmp_path / "t")
@@ -287,15 +290,12 @@ def test_several_of_one_shape_without_likeness(
     case: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     """They are named as ambiguous, and no rename of them is advised."""
-    folder = write_house(tmp_path / "own", layers=3, block_size=2)
-    rename(folder, AMBIGUOUS[case])
-    refused("check", folder)
+    refused("check", own(tmp_path, AMBIGUOUS[case], layers=3))
 
 
 def test_a_turned_guess_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     """Whatever is asked for, the result is checked as any checkpoint."""
-    folder = write_house(tmp_path / "own", layers=2, block_size=2)
-    rename(folder, {r"mlp\.down_proj": "mlp.out"})
+    folder = own(tmp_path, {r"mlp\.down_proj": "mlp.out"})
     layers = "model.layers.*"
     for new in ("mlp.up_proj", "mlp.other"):
         option = f"{layers}.mlp.out={layers}.{new}"
@@ -309,63 +309,43 @@ def test_a_turned_guess_is_refused(tmp_path: Path, refused: Callable[..., str]) 
 @pytest.mark.parametrize(
     "option",
     [
-        "output",
-        "=lm_head",
-        "output=",
-        "layers.*=model.layers",
-        "head=lm_head",
-        "outp=lm_head",
-        "utput.weight=lm_head.weight",
-        "model.norm=output",
-        "model.layers.*=model.layer",
+        *("output", "=lm_head", "output=", "layers.*=model.layers", "head=lm_head", "outp=lm_head"),
+        *("utput.weight=lm_head.weight", "model.norm=output", "model.layers.*=model.layer"),
         "model.*.mlp=model.*.mlp",
     ],
 )
 def test_renames_that_are_refused(option: str, tmp_path: Path, refused: Callable[..., str]) -> None:
-    folder = write_house(tmp_path / "own", layers=2, block_size=2)
-    rename(folder, {"lm_head": "output"})
+    folder = own(tmp_path, {"lm_head": "output"})
     refused("convert", folder, tmp_path / "t", "--rename", option)
 
 
 # --- what is another configuration, or another function, all the same
 
 
-def test_nothing_of_a_shape_that_is_missing(tmp_path: Path, refused: Callable[..., str]) -> None:
-    folder = write_house(tmp_path / "own", layers=2, block_size=2)
-    rename(folder, {r"mlp\.(\w+)_proj": r"ff.\1"})
-    edit(folder, intermediate_size=40)
-    refused("check", folder)
+OTHERS: dict[str, tuple[Table, dict[str, Any]]] = {
+    "nothing of a shape": ({r"mlp\.(\w+)_proj": r"ff.\1"}, {"intermediate_size": 40}),
+    "a tensor that fits nothing": (
+        {"lm_head": "output"},
+        {"tensors": lambda t: t.update({"value_head.weight": torch.zeros(1, 7)})},
+    ),
+    "another layer": ({r"model\.layers\.1\.mlp\.down_proj": "model.layers.0.mlp.extra_down"}, {}),
+    # A gate has the shape of a key norm.
+    "another function by its name": ({"mlp_res_norm": "mlp_attn_res_gate"}, {}),
+    "many are counted": (
+        {},
+        {"tensors": lambda t: [t.pop(name) for name in [*t] if ".mlp.up_proj" in name]},
+    ),
+}
 
 
-def test_a_tensor_that_fits_nothing(tmp_path: Path, refused: Callable[..., str]) -> None:
-    folder = write_house(tmp_path / "own", layers=2, block_size=2)
-    rename(folder, {"lm_head": "output"})
-    edit(folder, lambda tensors: tensors.update({"value_head.weight": torch.zeros(1, 7)}))
-    refused("check", folder)
-
-
-def test_a_tensor_of_another_layer_is_no_guess(tmp_path: Path, sentence: Sentence) -> None:
-    folder = write_house(tmp_path / "own", layers=2, block_size=2)
-    rename(folder, {r"model\.layers\.1\.mlp\.down_proj": "model.layers.0.mlp.extra_down"})
-    sentence.raises(CheckpointError, check_folder, folder)
-
-
-def test_another_function_is_refused_by_its_name(tmp_path: Path, sentence: Sentence) -> None:
-    """A gate has the shape of a key norm."""
-    folder = write_house(tmp_path / "own", layers=2, block_size=2)
-    rename(folder, {"mlp_res_norm": "mlp_attn_res_gate"})
-    sentence.raises(CheckpointError, check_folder, folder)
-
-
-def test_many_missing_tensors_are_counted(tmp_path: Path, sentence: Sentence) -> None:
-    folder = write_house(tmp_path / "own", layers=3, block_size=2)
-    edit(folder, lambda t: [t.pop(n) for n in [*t] if ".mlp.up_proj" in n])
-    sentence.raises(CheckpointError, check_folder, folder)
+@pytest.mark.parametrize("case", OTHERS)
+def test_what_is_no_other_name(case: str, tmp_path: Path, refused: Callable[..., str]) -> None:
+    table, changes = OTHERS[case]
+    refused("check", edit(own(tmp_path, table, layers=3), **changes))
 
 
 def test_json_has_the_whole_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    folder = write_house(tmp_path / "own", layers=3, block_size=2)
-    rename(folder, META)
+    folder = own(tmp_path, META, layers=3)
     assert cli.main(["check", str(folder), "--json"]) == 1
     reason = json.loads(capsys.readouterr().out)["reason"]
     assert cli.main(advised(reason, tmp_path / "t")) == 0
@@ -373,13 +353,6 @@ def test_json_has_the_whole_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_goldens_keep_their_names(tmp_path: Path) -> None:
     """A rename of one tensor leaves the function as it was."""
-    assert (
-        cli.main(
-            [
-                *("convert", str(GOLDENS / "nanogpt_block"), str(tmp_path / "a")),
-                *("--rename", "transformer.ln_f=model.norm"),
-            ]
-        )
-        == 0
-    )
+    words = ["convert", str(GOLDENS / "nanogpt_block"), str(tmp_path / "a")]
+    assert cli.main([*words, "--rename", "transformer.ln_f=model.norm"]) == 0
     assert "model.norm.weight" in load_file(tmp_path / "a" / WEIGHTS)

@@ -24,7 +24,7 @@ from attnres_serve.compat.arguments import of_server
 from attnres_serve.errors import CheckpointError
 
 MOONSHOT = "tokenization_moonshot.TikTokenTokenizer"
-KIMI = {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}
+KIMI = "tokenization_kimi.TikTokenTokenizer"
 PARTS = f"class TikTokenTokenizer:\n    pat_str = '|'.join({list(kimi_tokenizer.ALTERNATIVES)!r})\n"
 WHOLE = f"PATTERN = {kimi_tokenizer.PATTERN!r}\n"
 QWEN_CODE = r"""PAT_STR = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -52,19 +52,21 @@ def pieces(folder: Path) -> None:
     (folder / "tokenizer.model").write_bytes(text * 3)
 
 
-def auto(name: str) -> dict[str, Any]:
-    return {"AutoTokenizer": [name, None]}
+Foreign = tuple[Callable[[Path], None], Any, str, str]
 
 
-FOREIGN: dict[str, tuple[Callable[[Path], None], Any, str, str]] = {
-    "qwen": (ranks("qwen.tiktoken"), auto("q.QWenTokenizer"), "QWenTokenizer", QWEN_CODE),
-    "chatglm": (pieces, auto("tokenization_chatglm.ChatGLMTokenizer"), "ChatGLMTokenizer", CODE),
-    "glm4": (
-        ranks("tokenizer.model"),
-        auto("tokenization_chatglm.ChatGLM4Tokenizer"),
-        "ChatGLM4Tokenizer",
-        CODE,
-    ),
+def auto(
+    name: str, write: Callable[[Path], None], code: str = CODE, cls: str | None = None
+) -> Foreign:
+    """A class that auto_map names, and tokenizer_class too unless that is another one."""
+    own = name.rpartition(".")[2] if cls is None else cls
+    return write, {"AutoTokenizer": [name, None]}, own, code
+
+
+FOREIGN: dict[str, Foreign] = {
+    "qwen": auto("q.QWenTokenizer", ranks("qwen.tiktoken"), QWEN_CODE),
+    "chatglm": auto("tokenization_chatglm.ChatGLMTokenizer", pieces),
+    "glm4": auto("tokenization_chatglm.ChatGLM4Tokenizer", ranks("tokenizer.model")),
     "internlm": (pieces, ["tokenization_internlm.InternLMTokenizer", None], "", CODE),
     "internlm2": (
         pieces,
@@ -72,25 +74,15 @@ FOREIGN: dict[str, tuple[Callable[[Path], None], Any, str, str]] = {
         "InternLM2Tokenizer",
         CODE,
     ),
-    "baichuan": (
-        pieces,
-        auto("tokenization_baichuan.BaichuanTokenizer"),
-        "BaichuanTokenizer",
-        CODE,
-    ),
-    "a name of transformers'": (
-        pieces,
-        auto("tokenization_own.LlamaTokenizer"),
-        "LlamaTokenizer",
-        CODE,
-    ),
-    "of another repository": (pieces, auto("lab/model--tokenization_x.XTokenizer"), "X", CODE),
-    "ranks of another pattern": (ranks("tiktoken.model"), KIMI, "TikTokenTokenizer", OTHER_CODE),
-    "ranks of Qwen's pattern": (ranks("tiktoken.model"), KIMI, "TikTokenTokenizer", QWEN_CODE),
-    "code that cannot be read": (ranks("tiktoken.model"), KIMI, "TikTokenTokenizer", "def ("),
-    "Moonshot without code": (ranks("tiktoken.model"), auto(MOONSHOT), "TikTokenTokenizer", ""),
-    "Kimi without ranks": (pieces, KIMI, "TikTokenTokenizer", CODE),
-    "Kimi Audio": (ranks("tiktoken.model"), auto("t.KimiAudioTokenizer"), "", CODE),
+    "baichuan": auto("tokenization_baichuan.BaichuanTokenizer", pieces),
+    "a name of transformers'": auto("tokenization_own.LlamaTokenizer", pieces),
+    "of another repository": auto("lab/model--tokenization_x.XTokenizer", pieces, cls="X"),
+    "ranks of another pattern": auto(KIMI, ranks("tiktoken.model"), OTHER_CODE),
+    "ranks of Qwen's pattern": auto(KIMI, ranks("tiktoken.model"), QWEN_CODE),
+    "code that cannot be read": auto(KIMI, ranks("tiktoken.model"), "def ("),
+    "Moonshot without code": auto(MOONSHOT, ranks("tiktoken.model"), ""),
+    "Kimi without ranks": auto(KIMI, pieces),
+    "Kimi Audio": auto("t.KimiAudioTokenizer", ranks("tiktoken.model"), cls=""),
     "by its name alone": (pieces, None, "BaichuanTokenizer", CODE),
     "Kimi's name alone": (ranks("tiktoken.model"), None, "TikTokenTokenizer", CODE),
 }
@@ -190,10 +182,8 @@ def test_kimis_class(
     assert cli.main(["check", "--json", str(folder)]) == 0
     facts = json.loads(capfd.readouterr().out)
     assert (facts["tokenizer"], facts["tokenizer_read"]) == tuple(line.split(", ", 1))
-    if code is not None:
-        assert reading(folder, runs_code=True).way is Way.OWN_CODE
-    else:
-        assert reading(folder, runs_code=True).way is Way.KIMI
+    way = Way.KIMI if code is None else Way.OWN_CODE
+    assert reading(folder, runs_code=True).way is way
 
 
 @pytest.mark.parametrize("ranks_too", [True, False])

@@ -31,9 +31,8 @@ def test_the_common_decoder() -> None:
     """Attention and MLP in every layer, with the norms that most families have."""
     layout = Layout.of(2)
     assert (layout.num_layers, layout.num_sublayers) == (2, 4)
-    assert [
-        (site.layer, site.kind, site.norm) for site in sites(AttnResSpec(layout, (0,), EPS))
-    ] == [
+    found = sites(AttnResSpec(layout, (0,), EPS))
+    assert [(site.layer, site.kind, site.norm) for site in found] == [
         (0, "attention", "layers.0.input_layernorm"),
         (0, "mlp", "layers.0.post_attention_layernorm"),
         (1, "attention", "layers.1.input_layernorm"),
@@ -46,10 +45,8 @@ def test_one_sublayer_in_a_layer_and_three() -> None:
     """The sites stand where the sublayers are, under the names of their norms."""
     assert (MIXED.num_layers, MIXED.num_sublayers) == (4, 7)
     found = sites(AttnResSpec(MIXED, (0, 3), EPS))
-    assert [site.norm for site in found] == [
-        *(sublayer.norm for sublayer in MIXED.sublayers),
-        "norm_f",
-    ]
+    norms = [sublayer.norm for sublayer in MIXED.sublayers]
+    assert [site.norm for site in found] == [*norms, "norm_f"]
     assert [site.name for site in found[2:]] == [
         "the MLP of layer 1",
         "the mixer of layer 2",

@@ -36,9 +36,8 @@ UNIFORM = [
 
 def canonical_sources(spec: AttnResSpec) -> list[list[Source]]:
     """The pseudocode of the two functions, word for word."""
-    return (cumulative_sources if spec.cumulative else reset_sources)(
-        spec.layout.num_layers, spec.block_starts
-    )
+    sources_of = cumulative_sources if spec.cumulative else reset_sources
+    return sources_of(spec.layout.num_layers, spec.block_starts)
 
 
 def cumulative_sources(num_layers: int, starts: tuple[int, ...]) -> list[list[Source]]:
@@ -115,8 +114,8 @@ def test_any_starts_read_the_canonical_sources(spec: AttnResSpec) -> None:
     assert scheduled_sources(spec) == canonical_sources(spec)
 
 
-def test_sources_of_a_small_model_by_hand() -> None:
-    """Two layers with blocks of three sublayers, written out by a person."""
+def test_sources_of_small_models_by_hand() -> None:
+    """Blocks of three sublayers; and of two, of which the copy and the sum that goes on count."""
     a, b, c, d, e = "embedding", "sublayer 0", "sublayer 1", "sublayer 2", "sublayer 3"
     assert scheduled_sources(AttnResSpec.uniform(Layout.of(2), 3, EPS)) == [
         [(a,)],
@@ -125,11 +124,6 @@ def test_sources_of_a_small_model_by_hand() -> None:
         [(a,), (b, c, d)],
         [(a,), (b, c, d), (e,)],
     ]
-
-
-def test_cumulative_sources_by_hand() -> None:
-    """Blocks of two sublayers; the copy and the sum that goes on are two sources."""
-    a, b, c, d = "embedding", "sublayer 0", "sublayer 1", "sublayer 2"
     assert scheduled_sources(AttnResSpec.uniform(Layout.of(2), 2, EPS, cumulative=True))[:4] == [
         [(a,), (a,)],
         [(a,), (a, b)],

@@ -198,23 +198,20 @@ def test_verify_knows_it(name: str, tmp_path: Path) -> None:
     """Its model in float64 reads the checkpoint, and sees the window that is served."""
     family = FAMILIES[name]
     for variant, changes in FACTS[name].variants.items():
-        folder = write_house(
-            tmp_path / (variant or "usual"), name, layers=4, block_size=2, changes=changes
-        )
+        place = tmp_path / (variant or "usual")
+        folder = write_house(place, name, layers=4, block_size=2, changes=changes)
+        config = translated(name, num_hidden_layers=4, **changes).config
         attention = oracle.load(folder).spec.sublayers["attention"]
-        assert attention.window == family.window(
-            translated(name, num_hidden_layers=4, **changes).config
-        )
+        assert attention.window == family.window(config)
 
 
 def test_the_window_of_mistral() -> None:
     """4096 where the key is missing, for vLLM too, and what it says where it is not."""
-    cases: list[tuple[dict[str, Any], int | None]] = [
+    for changes, window in (
         ({}, 4096),
         ({"sliding_window": 24}, 24),
         ({"sliding_window": None}, None),
-    ]
-    for changes, window in cases:
+    ):
         parsed = translated("mistral", **changes)
         assert FAMILIES["mistral"].window(parsed.config) == window
         assert model_config.build(parsed).sliding_window == window

@@ -18,18 +18,12 @@ def vllms(name: str) -> list[tuple[int, ...]]:
         return [*Shapes.short_conv_state_shape(1, config["hidden_size"], config["conv_L_cache"])]
     if name in ("qwen3_next", "gated_deltanet"):
         keys = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
-        return [
-            *Shapes.gated_delta_net_state_shape(
-                1, *(config[f"linear_{key}"] for key in (*keys, "conv_kernel_dim"))
-            )
-        ]
+        own = (config[f"linear_{key}"] for key in (*keys, "conv_kernel_dim"))
+        return [*Shapes.gated_delta_net_state_shape(1, *own)]
     if name == "kda":
-        heads, head = config["linear_num_key_heads"], config["linear_key_head_dim"]
-        return [
-            *Shapes.kda_state_shape(
-                1, heads, head, conv_kernel_size=config["linear_conv_kernel_dim"]
-            )
-        ]
+        keys = ("num_key_heads", "key_head_dim", "conv_kernel_dim")
+        heads, head, kernel = (config[f"linear_{key}"] for key in keys)
+        return [*Shapes.kda_state_shape(1, heads, head, conv_kernel_size=kernel)]
     sizes = ("num_heads", "head_dim", "state_size")
     if name == "nemotron_h":
         sizes = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size")
@@ -39,8 +33,7 @@ def vllms(name: str) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["gated_deltanet", "kda", "lfm2", "lfm2_moe", "mamba2", "nemotron_h", "qwen3_next"],
+    "name", ["gated_deltanet", "kda", "lfm2", "lfm2_moe", "mamba2", "nemotron_h", "qwen3_next"]
 )
 def test_state_is_vllms(name: str) -> None:
     """In bfloat16; some recurrences are kept in float32."""
@@ -70,9 +63,6 @@ def test_active_parameters(name: str) -> None:
     idle = footprint.idle_elements(family.shapes(config), 1)
     assert idle % (number - 1) == 0
     assert family.idle_elements(config) == idle // (number - 1) * (number - config[key])
-    inside = {
-        tensor: shape
-        for tensor, shape in family.shapes(config).items()
-        if ".experts." in tensor or "put_linear" in tensor
-    }
-    assert idle // (number - 1) * number == sum(map(prod, inside.values())) > 0
+    shapes = family.shapes(config).items()
+    inside = [prod(shape) for name, shape in shapes if ".experts." in name or "put_linear" in name]
+    assert idle // (number - 1) * number == sum(inside) > 0

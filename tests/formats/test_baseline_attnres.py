@@ -1,13 +1,12 @@
 """Llama with `baseline_mode`: what is read of it, its blocks, its tensors, what is refused."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import GOLDENS, depth_attention, edit, write_baseline
+from checkpoints import GOLDENS, config_of, depth_attention, edit, write_baseline
 from on_file import Sentence
 
 from attnres_serve.checkpoints import checked
@@ -20,13 +19,12 @@ from attnres_serve.formats.resolve import resolve
 from attnres_serve.verify import oracle
 
 GOLDEN = GOLDENS / "baseline_attnres"
-CONFIG = json.loads((GOLDEN / "config.json").read_text())
+CONFIG = config_of(GOLDEN)
 IDS = [(7 * i * i + 3 * i + 5) % 320 for i in range(40)]
 
 
 def parsed(without: tuple[str, ...] = (), **changes: Any) -> ParsedConfig:
-    config = {key: value for key, value in CONFIG.items() if key not in without}
-    result = resolve(config | changes)
+    result = resolve(config_of(GOLDEN, **dict.fromkeys(without, ...) | changes))
     assert result is not None and result.format == "baseline_attnres"
     return result
 
@@ -101,13 +99,9 @@ def test_verify_reads_the_mode_alike(older: Any) -> None:
 def test_configurations_of_its_repository(name: str) -> None:
     """As they are stated, and as its training code saves them."""
     config = depth_attention.CONFIGS[name]
-    spec = AttnResSpec(
-        Layout.of(config["num_hidden_layers"]),
-        tuple(range(0, 2 * config["num_hidden_layers"] + 1, 12)),
-        config["rms_norm_eps"],
-        cumulative=True,
-        recency_bias=True,
-    )
+    layers = config["num_hidden_layers"]
+    starts, eps = tuple(range(0, 2 * layers + 1, 12)), config["rms_norm_eps"]
+    spec = AttnResSpec(Layout.of(layers), starts, eps, cumulative=True, recency_bias=True)
     for result in (resolve(config), resolve(config | depth_attention.SAVED)):
         assert result is not None and (result.family, result.spec) == ("normed_llama", spec)
     saved = depth_attention.SAVED | {"attnres_block_size": CONFIG["attnres_block_size"]}
@@ -139,11 +133,10 @@ def test_the_base(norms: bool | None, scaled: bool | None, base: str, tmp_path: 
 
 def test_norms_and_scales_change_the_answers(tmp_path: Path) -> None:
     """So that the agreement of other tests says something of them."""
+    kinds = ({}, {"use_qk_norm": False}, {"use_qk_norm": True, "scale_embeds": True})
     normed, bare, scaled = (
         oracle.load(write_baseline(tmp_path / str(number), **options)).logprobs(IDS)
-        for number, options in enumerate(
-            ({}, {"use_qk_norm": False}, {"use_qk_norm": True, "scale_embeds": True})
-        )
+        for number, options in enumerate(kinds)
     )
     for one, other in ((normed, bare), (normed, scaled)):
         assert (one - other).abs().max() > 1e-2

@@ -10,7 +10,15 @@ from typing import Any
 import fresh
 import pytest
 import torch
-from checkpoints import GOLDENS, edit, write_house, write_kimi_names, write_mode, write_titan
+from checkpoints import (
+    GOLDENS,
+    config_of,
+    edit,
+    write_house,
+    write_kimi_names,
+    write_mode,
+    write_titan,
+)
 from hub import MODEL, server
 from on_file import Sentence
 from safetensors.torch import load_file
@@ -28,12 +36,8 @@ INDEX = "model.safetensors.index.json"
 CUMULATIVE, DELTA = "qwen3_attnres_cumulative_block", "qwen3_attnres_block"
 
 
-def config_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())
-
-
 def golden(name: str, **changes: Any) -> dict[str, Any]:
-    return config_of(GOLDENS / name) | changes
+    return config_of(GOLDENS / name, **changes)
 
 
 # --- what is made of each
@@ -108,7 +112,6 @@ def test_specifications_by_hand(config: dict, starts: tuple[int, ...], options: 
 
 
 def test_qwen3_ar_without_blocks_has_standard_residuals(tmp_path: Path) -> None:
-    """A null size is the twin without AttnRes, and so are its tensors."""
     parsed = checked.check_folder(write_kimi_names(tmp_path, block_layers=None)).parsed
     assert parsed is not None and parsed.spec is None
 
@@ -130,13 +133,9 @@ def test_goldens_are_told_apart_by_their_tensors(path: Path) -> None:
     """Also where both formats' keys, or none of them, are in config.json."""
     expected = "open_attnres" if "cumulative" in path.name else "delta_attnres"
     keys = ("attnres_recency_bias_init", "attnres_use_null_source")
-    for changes in ({}, {keys[0]: 0.0, keys[1]: False}):
-        config = golden(path.name, **changes)
-        parsed = checked.translate(config, False, path)
+    for changes in ({}, {keys[0]: 0.0, keys[1]: False}, dict.fromkeys(keys, ...)):
+        parsed = checked.translate(golden(path.name, **changes), False, path)
         assert parsed is not None and parsed.format == expected
-    bare = {key: value for key, value in golden(path.name).items() if key not in keys}
-    parsed = checked.translate(bare, False, path)
-    assert parsed is not None and parsed.format == expected
 
 
 def test_an_index_tells_as_well(tmp_path: Path) -> None:
@@ -331,20 +330,16 @@ LAYER = "model.layers.1."
         (DELTA, put(LAYER + "attn_res_proj.weight", 4, 64)),
         (DELTA, put(LAYER + "self_attention_res_proj.weight", 1, 64)),
         (DELTA, put("model.layers.6.mlp_res_proj.weight", 1, 64)),
+        ("llama", put(LAYER + "attn_res_bias")),  # no published code has one
     ],
 )
 def test_tensors_that_are_refused(
     source: str, tensors: Callable[[dict], Any], tmp_path: Path, sentence: Sentence
 ) -> None:
     """Missing, left over, of both formats, or of a function that is not served."""
-    folder = edit(shutil.copytree(GOLDENS / source, tmp_path / "checkpoint"), tensors)
-    sentence.raises(CheckpointError, checked.check_folder, folder)
-
-
-def test_a_recency_bias_on_llama(tmp_path: Path, sentence: Sentence) -> None:
-    """No published code has one; the tensor is named."""
-    folder = edit(write_mode(tmp_path, "llama"), put(LAYER + "attn_res_bias"))
-    sentence.raises(CheckpointError, checked.check_folder, folder)
+    folder = tmp_path / "checkpoint"
+    write_mode(folder, source) if source == "llama" else shutil.copytree(GOLDENS / source, folder)
+    sentence.raises(CheckpointError, checked.check_folder, edit(folder, tensors))
 
 
 def test_house_tensors_of_shared_queries(tmp_path: Path, sentence: Sentence) -> None:

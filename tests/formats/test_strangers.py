@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import depth_attention, edit, write_standard
+from checkpoints import config_of, depth_attention, edit, write_standard
 from facts import TINY
 from on_file import Sentence
 from serving import FAMILY_GOLDENS, GOLDENS
@@ -92,11 +92,8 @@ def test_configurations_of_its_repository(model: str, sentence: Sentence) -> Non
 def test_idle_settings_of_its_code() -> None:
     """A model that it trained without Depth-Attention, norms or scales is a plain Llama."""
     config = depth_attention.CONFIGS["Vanilla-3B"] | depth_attention.SETTINGS
-    config |= {
-        "recurrent_model": False,
-        "cross_layer_pattern": None,
-        "cross_layer_mode": "residual",
-    }
+    config |= {"recurrent_model": False, "cross_layer_pattern": None}
+    config |= {"cross_layer_mode": "residual"}
     for off in (False, None, 0):
         assert resolve(config | {"use_depth_attention": off, "use_qk_norm": off}) is None
     del config["use_depth_attention"]
@@ -184,7 +181,7 @@ def test_keys_that_say_nothing_are_left_alone(key: str) -> None:
 
 
 def test_depth_attention_that_is_stated_to_be_off() -> None:
-    config = json.loads((GOLDENS / "baseline_attnres" / "config.json").read_text())
+    config = config_of(GOLDENS / "baseline_attnres")
     for value in (False, None, 0):
         off = {"use_depth_attention": value, "depth_attention_stride": 2}
         assert resolve(PLAIN | off) is None
@@ -202,7 +199,7 @@ def test_harmless_keys_are_left_alone(key: str) -> None:
 def test_strangers_of_a_format_are_refused() -> None:
     """Beside its Attention Residuals a model may have no other connections."""
     for folder in GOLDENS.iterdir():
-        config = json.loads((folder / "config.json").read_text())
+        config = config_of(folder)
         for key in ("dwa_dilation", "hyper_connections", "layer_kv_reuse_map"):
             assert f"config.json has {key}: 4" in refusal(config | {key: 4}), folder.name
 
@@ -238,13 +235,9 @@ def test_code_of_their_own_that_vllm_does_not_run() -> None:
             resolve(PLAIN | {"auto_map": {}} | keys, trusts_code=True)
 
 
-def configs(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/config.json"))]
-
-
 def test_no_false_alarm_of_what_is_served() -> None:
-    for config in (*configs(GOLDENS), *configs(FAMILY_GOLDENS)):
-        resolve(config)
+    for folder in (*GOLDENS.iterdir(), *FAMILY_GOLDENS.iterdir()):
+        resolve(config_of(folder))
     for config in TINY.values():
         resolve({"block_attn_res_block_size": None} | config)  # which AliceAI's must state
 

@@ -112,11 +112,8 @@ def test_vectors_are_requested(server):
         assert server["json"]["vectors"] is True
         assert server["json"]["edits"] == [edit | {"replace": "AADAPwAAAEA="}]
     assert found.answer == answer
-    assert found.vectors[index]["sources"].sizes == {
-        "token": len(answer.tokens),
-        "source": count,
-        "hidden": 4,
-    }
+    sizes = {"token": len(answer.tokens), "source": count, "hidden": 4}
+    assert found.vectors[index]["sources"].sizes == sizes
     assert attnres_serve.Trace(answer).vectors == {}
     for wrong in (["a"], [1j], torch.ones(2).bfloat16(), None):
         with pytest.raises(SettingError, match=r"edits\[0\].replace: found .*expected an array of"):
@@ -124,6 +121,13 @@ def test_vectors_are_requested(server):
     server["answer"] = httpx.Response(200, content=b"{}")
     with pytest.raises(SettingError, match="expected an answer of attnres-serve's route"):
         attnres_serve.trace(URL, PROMPT, vectors=True)
+
+
+def unfit() -> str:
+    """An answer whose numbers do not fit."""
+    content = made_up(3, 2)
+    content.sites[1].weights[2].pop()
+    return content.model_dump_json()
 
 
 @pytest.mark.parametrize(
@@ -135,20 +139,13 @@ def test_vectors_are_requested(server):
         (httpx.Response(404, json={"detail": "Not Found"}), {}, "status 404.: expected an answer"),
         (httpx.Response(200, text="<html>"), {}, "expected an answer of attnres-serve's route"),
         (httpx.Response(200, json=[1]), {}, "expected an answer of attnres-serve's route"),
+        (httpx.Response(200, content=unfit()), {}, "gives no trace"),
     ],
 )
 def test_a_server_that_gives_no_trace(answer, asked, sentence, server):
     server["answer"] = answer
     with pytest.raises(SettingError, match=sentence):
         attnres_serve.trace(URL, PROMPT, **asked)
-
-
-def test_an_answer_whose_numbers_do_not_fit(server):
-    content = made_up(3, 2)
-    content.sites[1].weights[2].pop()
-    server["answer"] = httpx.Response(200, content=content.model_dump_json())
-    with pytest.raises(SettingError, match="gives no trace"):
-        attnres_serve.trace(URL, PROMPT)
 
 
 def test_no_server():
@@ -265,13 +262,8 @@ def test_a_temporary_server_gets_the_request(own):
         *("--served-model-name", "demo", "other"),
         '--additional-config={"attnres_backend": "torch"}',
     ]
-    assert own["json"] == {
-        "prompt": PROMPT,
-        "max_tokens": 2,
-        "sites": [4, 2],
-        "edits": [BAN],
-        "lens": 1,
-    }
+    sent = {"prompt": PROMPT, "max_tokens": 2, "sites": [4, 2], "edits": [BAN], "lens": 1}
+    assert own["json"] == sent
     assert own["headers"] == {"Authorization": "Bearer its key"}
 
 

@@ -156,10 +156,7 @@ ASK = ("--prompt", "import os")
         ([str(DEMO), *ASK, "--max-model-len", "2048"], "has a context of 1024 tokens"),
         (["no/such/folder", *ASK], "no/such/folder does not exist"),
         ([str(DEMO), *ASK, "--model", "other"], "found --model beside the checkpoint"),
-        (
-            ["--url", "http://127.0.0.1:1", *ASK, "--dtype", "half"],
-            "--dtype is for a server",
-        ),
+        (["--url", "http://127.0.0.1:1", *ASK, "--dtype", "half"], "--dtype is for a server"),
         (["--url", "http://127.0.0.1:1", *ASK, "--max-model-len", "9"], "--max-model-len is for"),
         (["--url", "nonsense", *ASK], "the server nonsense cannot be asked"),
         (["", *ASK], "the checkpoint is empty; give it a value"),

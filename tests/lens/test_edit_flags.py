@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from asked_server import asked_server
 from inspecting import asking, inspect, refused
 from serving import DEMO
 
@@ -87,13 +88,9 @@ def test_edits_are_sent_and_logprobs_printed(capsys, monkeypatch, tmp_path):
             for at, after in ((0, first), (1, None))
         ]
         content["logprobs"] = (content["logprobs"] or {}) | {name: rows}
-    asked = {}
-
-    def request(method: str, url: str, **words) -> httpx.Response:
-        asked.update(words["json"])
-        return httpx.Response(200, content=TraceAnswer.model_validate(content).model_dump_json())
-
-    monkeypatch.setattr(httpx, "request", request)
+    asked = asked_server(monkeypatch)
+    answer = TraceAnswer.model_validate(content)
+    asked["answer"] = httpx.Response(200, content=answer.model_dump_json())
     path, told, token = tmp_path / "t.json", [], ["--token", "0"]
     edits = ("--edit", "mask sites=4 sources=embedding", "--edit", "scale=2")
     told.append(["--url", "http://x", *ASK, *edits, "--out", str(path)])
@@ -108,8 +105,8 @@ def test_edits_are_sent_and_logprobs_printed(capsys, monkeypatch, tmp_path):
         ]
     assert cli.main(["inspect", *told[0], *token]) == 0
     assert capsys.readouterr().out.startswith("after token 0, 'a':\n")
-    assert asked["logprobs"] == 3
-    assert asked["edits"] == [
+    assert asked["json"]["logprobs"] == 3
+    assert asked["json"]["edits"] == [
         {"sites": [4], "sources": ["embedding"], "mask": True},
         {"scale": 2.0},
     ]

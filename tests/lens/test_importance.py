@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import shlex
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -110,9 +109,10 @@ def ask_fake(monkeypatch):
 
 @pytest.fixture
 def asked(tmp_path) -> list[str]:
+    """The words of a request for ``map.json`` by texts in ``texts.jsonl``."""
     data = tmp_path / "texts.jsonl"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    return ["--url", "http://x", "--data", str(data)]
+    return ["--url", "http://x", "--data", str(data), "--importance", str(tmp_path / "map.json")]
 
 
 # --- numbers
@@ -157,7 +157,7 @@ def test_a_map_has_the_measured_losses(ask_fake, asked, capsys, tmp_path, monkey
     """Each mask once, by all texts, in requests of some of them."""
     monkeypatch.setattr(losses, "BATCH", 4)
     fake, path = ask_fake(Fake()), tmp_path / "map.json"
-    assert inspect(capsys, *asked, "--importance", str(path)) == f"{path}\n"
+    assert inspect(capsys, *asked) == f"{path}\n"
     alone = [NOTHING, *((mask,) for mask in MASKS)]
     assert set(fake.measured) == {(text, masks) for text in TEXTS for masks in alone}
     assert fake.masks == NOTHING  # as before
@@ -173,15 +173,14 @@ def test_a_map_has_the_measured_losses(ask_fake, asked, capsys, tmp_path, monkey
 
 
 def test_a_table_has_the_same_numbers(ask_fake, asked, capsys, tmp_path):
-    fake, path = ask_fake(Fake()), tmp_path / "map.json"
-    inspect(capsys, *asked, "--importance", str(path))
+    fake, table = ask_fake(Fake()), tmp_path / "map.csv"
+    inspect(capsys, *asked)
     before = len(fake.measured)
-    table = tmp_path / "map.csv"  # whose losses are there
-    inspect(capsys, *asked, "--importance", str(table), "--resume")
+    inspect(capsys, *asked[:-1], str(table), "--resume")  # its losses are there
     assert len(fake.measured) == before + len(TEXTS)  # the unedited model alone
     with table.open(newline="") as file:
         rows = [*csv.DictReader(file)]
-    wanted = json.loads(path.read_text())["masks"]
+    wanted = json.loads((tmp_path / "map.json").read_text())["masks"]
     assert rows[-1]["layer"] == ""
     for row, own in zip(rows, wanted, strict=True):
         for name, value in own.items():
@@ -201,7 +200,7 @@ def test_a_figure_has_the_same_numbers(ask_fake, asked, capsys, tmp_path, monkey
 
     monkeypatch.setattr(figure, "write", keep)
     path = tmp_path / "map.png"
-    assert inspect(capsys, *asked, "--importance", str(path), "--width", "4") == f"{path}\n"
+    assert inspect(capsys, *asked[:-1], str(path), "--width", "4") == f"{path}\n"
     (panel, *_) = drawn[0].axes
     table = panel.images[0].get_array().filled(np.nan)
     for row, site in zip(table, SITES, strict=True):
@@ -215,18 +214,17 @@ def test_a_figure_has_the_same_numbers(ask_fake, asked, capsys, tmp_path, monkey
 @pytest.mark.parametrize("left", [0, 1, 3, 9])
 def test_an_interruption_goes_on(left, ask_fake, asked, capsys, tmp_path):
     """Also where a line was cut short, and the server was left with a mask."""
-    words = [*asked, "--importance", str(tmp_path / "map.json")]
     gone = ask_fake(Fake(left))
-    assert "cannot be asked" in refused(capsys, *words)
+    assert "cannot be asked" in refused(capsys, *asked)
     kept = tmp_path / "map.losses.jsonl"
     if left > 1:
         content = kept.read_text()
         kept.write_text(content[:-9])
-        assert "exist already; name a new file, or give --resume" in refused(capsys, *words)
+        assert "exist already; name a new file, or give --resume" in refused(capsys, *asked)
     fake = ask_fake(Fake())
     fake.masks = gone.masks if left > 2 else NOTHING
     assert bool(fake.masks) == (left > 2)
-    inspect(capsys, *words, "--resume")
+    inspect(capsys, *asked, "--resume")
     again = [masks for text, masks in fake.measured if text == TEXTS[0]]
     assert again.count(NOTHING) == 1 + (left < 3)  # as a check, beside what is missing
     masked = [masks for masks in again if masks]
@@ -236,37 +234,33 @@ def test_an_interruption_goes_on(left, ask_fake, asked, capsys, tmp_path):
         assert (row["increase"], row["standard_error"]) == pytest.approx(own)
 
 
-def test_losses_of_another_model_are_not_gone_on_with(ask_fake, asked, capsys, tmp_path):
-    words = [*asked, "--importance", str(tmp_path / "map.json"), "--resume"]
+def test_losses_of_another_model_are_not_gone_on_with(ask_fake, asked, capsys):
     ask_fake(Fake())
-    inspect(capsys, *words)
+    inspect(capsys, *asked, "--resume")
     ask_fake(Fake()).shift = 0.02
-    assert "is of other weights or flags; remove it" in refused(capsys, *words)
+    assert "is of other weights or flags; remove it" in refused(capsys, *asked, "--resume")
 
 
 def test_losses_of_other_texts_are_measured(ask_fake, asked, capsys, tmp_path):
-    words = [*asked, "--importance", str(tmp_path / "map.json"), "--resume"]
     fake = ask_fake(Fake())
-    inspect(capsys, *words)
+    inspect(capsys, *asked, "--resume")
     before = len(fake.measured)
-    Path(asked[-1]).write_text('{"text": "some others"}\n')
-    inspect(capsys, *words)
+    (tmp_path / "texts.jsonl").write_text('{"text": "some others"}\n')
+    inspect(capsys, *asked, "--resume")
     assert len(fake.measured) == before + 2 + len(MASKS)
     rows = json.loads((tmp_path / "map.json").read_text())["masks"]
     assert {row["standard_error"] for row in rows} == {None}
 
 
-def test_no_other_client_changes_edits_meanwhile(ask_fake, asked, capsys, tmp_path):
+def test_no_other_client_changes_edits_meanwhile(ask_fake, asked, capsys):
     ask_fake(Fake()).meddles = True
-    words = [*asked, "--importance", str(tmp_path / "map.json")]
-    assert "another client changed the weights or edits" in refused(capsys, *words)
+    assert "another client changed the weights or edits" in refused(capsys, *asked)
 
 
-def test_a_server_with_edits_keeps_them(ask_fake, asked, capsys, tmp_path):
+def test_a_server_with_edits_keeps_them(ask_fake, asked, capsys):
     fake = ask_fake(Fake())
     fake.masks = (MASKS[0],)
-    words = [*asked, "--importance", str(tmp_path / "map.json")]
-    assert "the server has edits" in refused(capsys, *words)
+    assert "the server has edits" in refused(capsys, *asked)
     assert fake.masks == (MASKS[0],) and not fake.measured
 
 
@@ -277,9 +271,9 @@ def test_a_text_of_one_token_has_no_loss(ask_fake, capsys, tmp_path):
 
 
 def test_a_map_that_cannot_be_written(ask_fake, asked, capsys, tmp_path):
-    fake, path = ask_fake(Fake()), tmp_path / "map.json"
-    path.mkdir()
-    assert "cannot be written" in refused(capsys, *asked, "--importance", str(path), "--resume")
+    fake = ask_fake(Fake())
+    (tmp_path / "map.json").mkdir()
+    assert "cannot be written" in refused(capsys, *asked, "--resume")
     assert fake.masks == NOTHING
 
 
@@ -287,11 +281,10 @@ def test_a_map_that_cannot_be_written(ask_fake, asked, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("limit", [0.02, 0.25, 9])
-def test_masks_are_chosen_by_half_of_the_texts(limit, ask_fake, asked, capsys, tmp_path):
+def test_masks_are_chosen_by_half_of_the_texts(limit, ask_fake, asked, capsys):
     """The cheapest first, as long as all of them cost less; never every source of a site."""
     fake = ask_fake(Fake())
-    words = [*asked, "--importance", str(tmp_path / "map.json"), "--prune", str(limit)]
-    _, head, *costs = inspect(capsys, *words).splitlines()
+    _, head, *costs = inspect(capsys, *asked, "--prune", str(limit)).splitlines()
     costs, edits = costs[:2], costs[2:]
 
     def of(masks: list, half: slice) -> float:
@@ -361,6 +354,6 @@ def test_data_without_texts(content, capsys, tmp_path):
 @pytest.mark.parametrize("left", ["map.json", "map.losses.jsonl"])
 def test_a_file_is_not_written_over(left, asked, capsys, tmp_path):
     (tmp_path / left).write_text("")
-    sentence = refused(capsys, *asked, "--importance", str(tmp_path / "map.json"))
-    assert sentence.endswith("or its losses exist already; name a new file, or give --resume.")
+    said = refused(capsys, *asked)
+    assert said.endswith("or its losses exist already; name a new file, or give --resume.")
     assert not (tmp_path / left).read_text()

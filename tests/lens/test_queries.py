@@ -147,10 +147,7 @@ def test_the_figure(width, tmp_path, monkeypatch):
         ([str(DEMO), "--queries", "--max-tokens", "1"], "--max-tokens does not go with --queries"),
         (["--queries", "--url", "http://x"], "--url does not go with --queries"),
         ([str(DEMO), "--queries", "--dtype", "half"], "--dtype is for a server"),
-        (
-            [str(DEMO), "--queries", "--out", "x.json"],
-            "expected a name that ends with one of .png",
-        ),
+        ([str(DEMO), "--queries", "--out", "x.json"], "expected a name that ends with one of .png"),
         ([str(DEMO), "--queries", "--out", "no/x.csv"], "--out: no is not a folder"),
         ([str(DEMO), "--queries", "--out", "x.csv", "--width", "4"], "--width is 4; expected 2 to"),
         ([str(DEMO), "--prompt", "a", "--out", "x.csv"], "x.csv; expected a name that ends with"),
@@ -165,9 +162,8 @@ def test_a_model_that_has_none(tmp_path, capsys):
     plain = write_standard(tmp_path / "plain")
     assert "is not an AttnRes checkpoint" in refused(capsys, "inspect", str(plain), "--queries")
     twin = write_fla(tmp_path / "twin", block_size=None)
-    assert "standard residuals: it has no queries" in refused(
-        capsys, "inspect", str(twin), "--queries"
-    )
+    said = refused(capsys, "inspect", str(twin), "--queries")
+    assert "standard residuals: it has no queries" in said
 
 
 def test_numbers_that_are_none(tmp_path, capsys):

@@ -70,6 +70,12 @@ def without(*names: str) -> Callable[[Tensors], Any]:
     return lambda tensors: [tensors.pop(name) for name in names]
 
 
+def renamed(part: str, other: str) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors.update(
+        {name.replace(part, other): tensors.pop(name) for name in [*tensors]}
+    )
+
+
 def spoilt(name: str, value: float) -> Callable[[Tensors], Any]:
     return lambda tensors: tensors[name].view(-1)[3:4].fill_(value)
 
@@ -122,15 +128,9 @@ def test_an_adapter_whose_tensors_are_all_applied(edit, config, tmp_path):
                 f"base_model.model.{EMBEDDING}.lora_embedding_B": torch.ones(20, 4),
             }
         ),
-        lambda tensors: tensors.update(
-            {key.replace("self_attn.q_proj", "conv.conv"): tensors.pop(key) for key in (A, B)}
-        ),
-        lambda tensors: tensors.update(
-            {key.replace("layers.1", "layers.9"): tensors.pop(key) for key in [*tensors]}
-        ),
-        lambda tensors: tensors.update(
-            {key.replace("self_attn.q_proj", "mlp_res_proj"): tensors.pop(key) for key in (A, B)}
-        ),
+        renamed("self_attn.q_proj", "conv.conv"),
+        renamed("layers.1", "layers.9"),
+        renamed("self_attn.q_proj", "mlp_res_proj"),
         lambda tensors: tensors.clear(),
     ],
 )
@@ -278,42 +278,37 @@ def base(tmp_path_factory) -> Path:
     return write_house(root / "base", "llama", layers=4, block_size=3, seed=1)
 
 
-@pytest.fixture
-def refused(base, sentence) -> Callable[..., None]:
+def test_adapters_of_flags_are_checked_before_the_start(base, tmp_path, sentence):
     def check(*words: str) -> None:
-        launcher.check_checkpoint(str(base), of_server([*words]))
+        assert launcher.check_checkpoint(str(base), of_server([*words]))[0] == str(base)
 
-    return lambda *words: sentence.raises(SettingError, check, *words)
+    def refused(*words: str) -> None:
+        sentence.raises(SettingError, check, *words)
 
-
-def test_adapters_of_flags_are_checked_before_the_start(base, tmp_path, refused):
     tensors = load_file(base / WEIGHTS)
     folder = tmp_path / "adapter"
     write_adapter(folder, tensors, [QUERY, EMBEDDING])
     words = ["--enable-lora", "--lora-modules", f"mine={folder}"]
-    assert launcher.check_checkpoint(str(base), of_server(words))[0] == str(base)
-    assert launcher.check_checkpoint(str(base), of_server(words[:1]))[0] == str(base)
+    check(*words)
+    check(*words[:1])
     refused(*words[1:])
     refused(*words, "--max-lora-rank=1")
     as_json = json.dumps({"name": "mine", "path": str(folder)})
-    written = of_server(["--enable_lora", f"--lora_modules={as_json}"])
-    assert launcher.check_checkpoint(str(base), written)
+    check("--enable_lora", f"--lora_modules={as_json}")
     refused(*words, "{}")
     refused(*words, f"other={tmp_path / 'nowhere'}", "--port", "1")
-    assert launcher.check_checkpoint(str(base), of_server([*words, "far=someone/model"]))[0] == str(
-        base
-    )
+    check(*words, "far=someone/model")
 
     refused(*words, f"mine={folder}")
     served = ["--served-model-name", "big"]
-    assert launcher.check_checkpoint(str(base), of_server([*words, *served]))[0] == str(base)
+    check(*words, *served)
     refused(*words, *served, "mine")
 
     path = folder / "adapter_model.safetensors"
     own, saved = load_file(path), tensors[f"{EMBEDDING}.weight"]
     for table in (saved, saved.float(), saved.double()):
         save_file(own | {TABLE: table}, path)
-        assert launcher.check_checkpoint(str(base), of_server(words))[0] == str(base)
+        check(*words)
     for table in (saved + 1, saved[:-1], torch.cat([saved, saved])):
         save_file(own | {TABLE: table}, path)
         refused(*words)

@@ -35,10 +35,7 @@ def every_site(worker: SimpleNamespace):
 
 
 def taken(
-    worker: SimpleNamespace,
-    ids: Sequence[int],
-    rows: Sequence[int],
-    edits: Sequence[Resolved] = (),
+    worker: SimpleNamespace, ids: Sequence[int], rows: Sequence[int], edits: Sequence[Resolved] = ()
 ) -> dict[str, torch.Tensor]:
     """The vectors of all sites."""
     vectors = Vectors(rows)
@@ -104,7 +101,7 @@ def test_all_vectors_of_another_run_give_its_result(first):
         if index >= first:
             torch.testing.assert_close(own.weights, weights, atol=FAR, rtol=0)
             torch.testing.assert_close(own.rms, rms, atol=FAR, rtol=FAR)
-        elif index < first:
+        else:
             assert own.weights.equal(plain.traces[index].weights)
 
 

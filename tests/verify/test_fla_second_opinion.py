@@ -39,11 +39,7 @@ CASES = {
     "theta": {"attnres_block_size": 2, "rope_theta": 500000.0},
     "no-attnres": {"attnres_block_size": None, "num_kv_heads": 1},
     "fused-flags": {"attnres_block_size": 4, "fuse_norm": True, "fuse_swiglu": True},
-    "fused-flags-no-attnres": {
-        "attnres_block_size": None,
-        "fuse_norm": True,
-        "fuse_swiglu": True,
-    },
+    "fused-flags-no-attnres": {"attnres_block_size": None, "fuse_norm": True, "fuse_swiglu": True},
 }
 
 

@@ -9,15 +9,7 @@ import torch
 from checkpoints import GOLDENS, edit, write_fla, write_house, write_standard
 from goldens import expected, oracle_differences
 
-from attnres_serve.verify.oracle import (
-    Model,
-    Place,
-    Spec,
-    load,
-    site_role,
-    source_spans,
-    starts_of,
-)
+from attnres_serve.verify.oracle import Model, Place, Spec, load, site_role, source_spans, starts_of
 from attnres_serve.verify.oracle.spec import starts_by_layers
 
 BASES = ("llama", "mistral", "qwen2", "qwen3")

@@ -204,8 +204,7 @@ BY_CLASS = [name for name in TINY if families.FAMILIES[name].has_hf_class]
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n in FAST else pytest.param(n, marks=pytest.mark.exhaustive) for n in BY_CLASS],
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.exhaustive) for n in BY_CLASS]
 )
 def test_untrained_families(name: str, tmp_path: Path) -> None:
     folder = write_house(tmp_path, name, layers=4, block_size=2, dtype="float32")

@@ -10,12 +10,7 @@ import torch
 from checkpoints import edit, write_house, write_standard
 from facts import TINY
 from tiny_sites import sites_of
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    Mamba2Config,
-    PreTrainedConfig,
-)
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, Mamba2Config, PreTrainedConfig
 
 from attnres_serve import families
 from attnres_serve.checkpoints.checked import check_folder

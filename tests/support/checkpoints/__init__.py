@@ -9,7 +9,7 @@ a small one brings the residual stream down to the norms' eps.
 
 from checkpoints.alice_ai import write_alice_ai
 from checkpoints.baseline import write_baseline
-from checkpoints.edit import edit
+from checkpoints.edit import config_of, edit
 from checkpoints.fla import write_fla, write_fla_delta
 from checkpoints.house import EVERY_OPTION, write_house, write_standard
 from checkpoints.nanogpt import write_nanogpt
@@ -22,6 +22,7 @@ __all__ = [
     "GOLDENS",
     "INT8",
     "computes_int8",
+    "config_of",
     "dequantised",
     "edit",
     "quantised",

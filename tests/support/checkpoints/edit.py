@@ -9,6 +9,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 
+def config_of(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A checkpoint's config.json with other values; ... leaves a key out."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    return {key: value for key, value in config.items() if value is not ...}
+
+
 def edit(
     folder: Path,
     tensors: Callable[[dict[str, Tensor]], Any] | None = None,
@@ -19,9 +25,8 @@ def edit(
 
     `changes` are keys of config.json with other values, `without` those that it loses.
     """
-    path = folder / "config.json"
-    config = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({key: config[key] for key in config if key not in without}))
+    config = config_of(folder, **changes | dict.fromkeys(without, ...))
+    (folder / "config.json").write_text(json.dumps(config))
     if tensors is not None:
         held = load_file(folder / "model.safetensors")
         tensors(held)
