@@ -112,9 +112,7 @@ def run(
                     starts_s = [seconds + plan.discarded * short_s for seconds in starts_s]
                     fitted_plan = fitted(starts_s, round_s, plan, budget)
                     if fitted_plan != plan:
-                        _tell(
-                            bar, f"{fitted_plan.counted} rounds of {round_s:.0f} s, for the budget"
-                        )
+                        _tell(bar, f"rounds: {fitted_plan.counted}, for the budget")
                     plan, evidence_s = fitted_plan, seconds(starts_s, round_s, fitted_plan)
                     return plan
 
