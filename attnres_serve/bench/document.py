@@ -81,7 +81,7 @@ class Config(Part):
     flags: list[str]
     starts: int
     rounds: int  # of each start
-    discarded: int  # before them
+    discarded: int  # short ones before them
     procedure: int
 
 

@@ -121,6 +121,22 @@ class Bench:
             if name != metric.name
         }
 
+    def _saved_s(self) -> float:
+        """The seconds of compiling that a later start of this engine does not need."""
+        from vllm import envs
+        from vllm.compilation.counter import compilation_counter
+        from vllm.platforms import current_platform
+
+        config = self.engine.vllm_config
+        has_workers = config.parallel_config.world_size > 1
+        if (
+            compilation_counter.num_aot_artifacts_loaded
+            or envs.VLLM_DISABLE_COMPILE_CACHE
+            or (has_workers and current_platform.is_cpu())  # which compile anew, see COMPILED_CODE
+        ):
+            return 0.0
+        return config.compilation_config.compilation_time
+
     def facts(self) -> dict[str, Any]:
         """Facts about the running engine; those of ``alike`` have to be equal in all engines."""
         from vllm.compilation.counter import compilation_counter
@@ -145,7 +161,7 @@ class Bench:
             "backend": ask("attn_res_backend")[0] if ours else None,
             "algorithm": ask("attn_res_algorithm")[0] if ours else None,
             "drafted": self._drafted(),
-            "compile_s": config.compilation_config.compilation_time,
+            "saved_s": self._saved_s(),
             "alike": {
                 "dtype": dtype,
                 "compiled": compiled,

@@ -62,22 +62,23 @@ def measure(
     while count < sum(rounds):
         is_counted = count >= rounds.discarded
         short_s = whole_s = 0.0
-        number = start * all_rounds + count
+        number = start * all_rounds + count  # of prompts
         for place, case in enumerate(cases):
             run = case if is_counted else case.shortest
             begin = time.monotonic()
             first: dict[str, list[float]] = {engine.name: [] for engine in engines}
-            turns = number * case.turns
-            for turn in range(turns, turns + (case.turns if is_counted else 1)):
-                warm, prompts = (draw(one, turn) for one in (WARM, case))
-                for engine in order(engines, turn + place + start):
+            # By the round within the start: by ``number``, all starts could have one order.
+            shift = place + start
+            for turn in range(case.turns if is_counted else 1):
+                warm, prompts = (draw(one, number * case.turns + turn) for one in (WARM, case))
+                for engine in order(engines, count * case.turns + turn + shift):
                     step()
                     engine.ask("begin", prompts=warm, max_tokens=WARM_TOKENS)
                     most = run.max_tokens(engine.spec.drafts)
                     answer = engine.ask("begin", prompts=prompts, max_tokens=most)
                     first[engine.name] += answer["first"]
             begun = time.monotonic()
-            slices = _decode(engines, run, number * len(case.slices) + place + start, is_counted)
+            slices = _decode(engines, run, count * len(case.slices) + shift, is_counted)
             if not is_counted:
                 begin_s, decode_s = begun - begin, time.monotonic() - begun
                 short_s += begin_s + decode_s

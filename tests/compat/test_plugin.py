@@ -651,6 +651,7 @@ MEASURED = {"dtype": torch.bfloat16, "hidden": 7168, "invariant": False}  # on a
     [
         ("auto", 23, 96, "cpp", {}, "single_pass"),
         ("auto", 24, 96, "cpp", {}, "two_phase"),
+        (None, 24, 96, "cpp", {}, "two_phase"),
         ("auto", 96, 96, "torch", {}, "single_pass"),
         ("auto", 6, 36, "triton", {}, "two_phase"),
         ("auto", 6, 35, "triton", {}, "single_pass"),
@@ -670,7 +671,8 @@ def test_auto_chooses_by_blocks(
     given = MEASURED | other
     model = SimpleNamespace(dtype=given["dtype"], get_hidden_size=lambda: given["hidden"])
     monkeypatch.setattr(host, "batch_invariant", lambda: given["invariant"])
-    config = vllm_config(additional_config={"attnres_algorithm": asked}, model_config=model)
+    chosen = {"attnres_algorithm": asked} if asked else {}
+    config = vllm_config(additional_config=chosen, model_config=model)
     assert backend_choice.choose_algorithm(config, blocks, sublayers, backend) == expected
 
 

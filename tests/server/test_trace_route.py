@@ -614,7 +614,8 @@ def test_a_worker_that_fails_is_an_error(app, monkeypatch, problem, sites, said)
     """As are weights that are not numbers, which are neither an answer nor the client's fault."""
     answer = {"problem": problem, "sites": sites} | NOTHING
     monkeypatch.setattr(WorkerExtension, "attn_res_trace", lambda *_: {**answer})
-    assert re.search(said, refused(app, 500, prompt=[3], sites=[0]))
+    for asked in ({"sites": [0]}, {}):
+        assert re.search(said, refused(app, 500, prompt=[3], **asked))
 
 
 def test_edits_in_proportion_to_the_sequence(app, client, monkeypatch):
