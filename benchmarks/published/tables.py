@@ -259,8 +259,10 @@ MADE = {
 
 
 def of(document: Mapping[str, Any]) -> list[list[str]]:
-    """The lines of every table of a document."""
+    """The lines of every table of a document, under its name if there are several."""
     made = MADE[document["benchmark"]]
     results = document["results"]
-    is_one = made is scaling or not isinstance(results, dict)
-    return [made(one) for one in ([results] if is_one else results.values())]
+    if made is scaling or not isinstance(results, dict):
+        return [made(results)]
+    has_names = len(results) > 1
+    return [([f"`{name}`:", ""] if has_names else []) + made(one) for name, one in results.items()]
