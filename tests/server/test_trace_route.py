@@ -604,18 +604,17 @@ NAN = np.array([np.nan], np.float32).tobytes()
 
 
 @pytest.mark.parametrize(
-    ("problem", "sites", "said"),
+    ("problem", "sites", "asked", "said"),
     [
-        ("the test says no.", [], "^The test says no[.]$"),
-        (None, [[0, NAN, NAN]], "infinite or NaN"),
+        ("the test says no.", [], {}, "^The test says no[.]$"),
+        (None, [[0, NAN, NAN]], {"sites": [0]}, "infinite or NaN"),
     ],
 )
-def test_a_worker_that_fails_is_an_error(app, monkeypatch, problem, sites, said):
+def test_a_worker_that_fails_is_an_error(app, monkeypatch, problem, sites, asked, said):
     """As are weights that are not numbers, which are neither an answer nor the client's fault."""
     answer = {"problem": problem, "sites": sites} | NOTHING
     monkeypatch.setattr(WorkerExtension, "attn_res_trace", lambda *_: {**answer})
-    for asked in ({"sites": [0]}, {}):
-        assert re.search(said, refused(app, 500, prompt=[3], **asked))
+    assert re.search(said, refused(app, 500, prompt=[3], **asked))
 
 
 def test_edits_in_proportion_to_the_sequence(app, client, monkeypatch):
