@@ -72,21 +72,14 @@ def label(row: Mapping[str, Any]) -> str:
 
 
 def load(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A row for each number of requests at a time, with the ratios of all figures."""
-    cells: dict[int, list[str]] = {}
+    """A row for each number of requests at a time, and server if it is named, with all ratios."""
+    columns = {"at_a_time": "requests at a time", "server": "server"}
+    keys = [key for key in columns if key in rows[0]]
+    cells: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        cells.setdefault(row["at_a_time"], []).append(ratio_of(row))
-    named = [[str(at_a_time), *ratios] for at_a_time, ratios in cells.items()]
-    return table(["requests at a time", *FIGURES.values()], named)
-
-
-def edits(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A row for each number of requests at a time and server, with the ratios of all figures."""
-    cells: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        cells.setdefault((str(row["at_a_time"]), row["server"]), []).append(ratio_of(row))
+        cells.setdefault(tuple(str(row[key]) for key in keys), []).append(ratio_of(row))
     named = [[*names, *ratios] for names, ratios in cells.items()]
-    return table(["requests at a time", "server", *FIGURES.values()], named)
+    return table([*(columns[key] for key in keys), *FIGURES.values()], named)
 
 
 def peers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -246,7 +239,7 @@ MADE = {
     "stack": decoders,
     "serving.one_billion": one_billion,
     "serving.three_billion": one_billion,
-    "serving.edits": edits,
+    "serving.edits": load,
     "serving.load": load,
     "peers": peers,
     "kernels.cpu_stack": stacks,

@@ -338,7 +338,10 @@ def test_tensors_that_are_refused(
 ) -> None:
     """Missing, left over, of both formats, or of a function that is not served."""
     folder = tmp_path / "checkpoint"
-    write_mode(folder, source) if source == "llama" else shutil.copytree(GOLDENS / source, folder)
+    if source == "llama":
+        write_mode(folder, source)
+    else:
+        shutil.copytree(GOLDENS / source, folder)
     sentence.raises(CheckpointError, checked.check_folder, edit(folder, tensors))
 
 
