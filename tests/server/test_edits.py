@@ -29,7 +29,7 @@ pytestmark = pytest.mark.engine
 KEY = "a key of researchers"
 PATH = "/v1/attn_res/edits"
 PROMPT = [7, 30, 12, 99, 41, 5] * 30  # more than a block of the cache
-FLAGS = ("--enable-attnres-edits", "--dtype", "float32", "--max-model-len", "256")
+FLAGS = ("--enable-attnres-edits", "--dtype", "float32", "--max-model-len", "1024")
 BOUND = 1e-4  # of a logprob of float32, as in README.md
 MASKED: list[dict[str, Any]] = [{"mask": True, "sources": ["block 1"]}]
 EVEN: list[dict[str, Any]] = [{"mean": True, "sites": ["mlp"]}, {"scale": 0.5, "sites": ["final"]}]
@@ -199,20 +199,12 @@ def test_what_is_refused(server: Server) -> None:
 
 def test_requests_that_take_too_long(server: Server) -> None:
     """A change that does not wait for them is given up; then the next request has its turn."""
-    client, begun = server.client, threading.Event()
-    body = {"prompt": [3], "max_tokens": 200, "ignore_eos": True, "stream": True}
-
-    def slow() -> None:
-        with client.stream("POST", "/v1/completions", json=body) as found:
-            for _ in found.iter_lines():
-                begun.set()
-
-    thread = threading.Thread(target=slow)
-    thread.start()
-    assert begun.wait(60)
-    found = client.put(PATH, json={"edits": MASKED, "wait": 0})
-    assert found.status_code == 409 and "`wait`" in found.json()["error"]["message"]
-    thread.join()
+    body = {"prompt": [3], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=body) as slow:
+        lines = slow.iter_lines()
+        next(lines)
+        found = server.client.put(PATH, json={"edits": MASKED, "wait": 0})
+        assert found.status_code == 409 and "`wait`" in found.json()["error"]["message"]
     assert server.get(PATH)["edits"] == []
     ask(server)
 
