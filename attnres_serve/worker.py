@@ -66,7 +66,7 @@ class WorkerExtension:
             ids: the sequence.
             positions: the tokens to trace, ascending.
             sites: indices.
-            edits: the fields of each ``edits.Resolved``.
+            edits: the fields of each ``resolved_edits.Resolved``.
             predicted: the tokens after those at ``positions``, and the number of most probable
                 tokens to return; None for no logprobs.
             lens: the fields of a ``readings.Lens``; None for none.
@@ -103,13 +103,13 @@ def _traced(
     lens: Sequence[Any] | None,
     vectors: bool,
 ) -> dict[str, Any]:
-    from attnres_serve.depth import edits as edit_lists
+    from attnres_serve.depth.resolved_edits import Resolved
     from attnres_serve.tracing import predict, readings, record
     from attnres_serve.tracing.lens import Reader
     from attnres_serve.tracing.vectors import Vectors
 
     predictions = predicted and predict.Predictions(positions, *predicted)
-    resolved = [edit_lists.Resolved(*edit) for edit in edits]
+    resolved = [Resolved(*edit) for edit in edits]
     reader = None if lens is None else Reader(readings.Lens(*lens))
     recorded = Vectors(positions) if vectors else None
     traces = record.record(worker, ids, positions, sites, resolved, predictions, reader, recorded)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from attnres_serve import mistakes
-from attnres_serve.depth import edits as of_tokens
-from attnres_serve.depth.edits import MOST, Edit, Resolved
+from attnres_serve.depth import resolved_edits
+from attnres_serve.depth.edits import MOST, Edit
+from attnres_serve.depth.resolved_edits import Resolved
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
@@ -63,7 +64,7 @@ def of_sites(
     all_sites = sites(spec)
     edits_of_sites = [
         (f"edits[{at}]", all_sites[index], one, columns)
-        for at, one in enumerate(of_tokens.resolve(edits, all_sites, length=1))
+        for at, one in enumerate(resolved_edits.resolve(edits, all_sites, length=1))
         for index, columns in one.sites
     ]
     for name, site, one, columns in edits_of_sites:

@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from attnres_serve import mistakes
-from attnres_serve.depth import edit_text
-from attnres_serve.depth import edits as edit_lists
+from attnres_serve.depth import edit_text, resolved_edits
 from attnres_serve.errors import SettingError
 from attnres_serve.lens import ask, temporary_server
 from attnres_serve.lens.ask import Server
@@ -89,7 +88,7 @@ def trace(
     if key is not None:
         raise SettingError("key is for a server that runs; one that is started has its own.")
     if options.edits:
-        edit_lists.require_few_tokens(options.max_tokens, "max_tokens", "edits")
+        resolved_edits.require_few_tokens(options.max_tokens, "max_tokens", "edits")
     flags = _flags({"max_model_len": max_model_len} | engine)
     with temporary_server.running(where, flags, verbose) as server:
         return Trace(ask.ask(server, prompt, options, tensors), tensors)

@@ -226,13 +226,13 @@ def _check(checkpoint: str | None, options: argparse.Namespace, flags: list[str]
         if others:
             raise SettingError(f"{others[0]} is for a new trace; with --from there is one already.")
     elif options.data is None:
-        from attnres_serve.depth import edit_text, edits
+        from attnres_serve.depth import edit_text, resolved_edits
         from attnres_serve.lens import inputs
 
         options.prompt = inputs.prompt(options.prompt, options.prompt_file)
         options.edits = edit_text.each(options.edit)
         if options.edits:
-            edits.require_few_tokens(options.max_tokens, "--max-tokens", "--edit")
+            resolved_edits.require_few_tokens(options.max_tokens, "--max-tokens", "--edit")
     suffix = Path(options.out or OUT).suffix.lower()
     if options.lens is not None and suffix != ".json":
         raise SettingError(f"--lens has its place in a .json file; --out is {options.out or OUT}.")

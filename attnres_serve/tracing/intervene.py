@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnres_serve.depth.edits import Resolved, mask
+from attnres_serve.depth.resolved_edits import Resolved, mask
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import MASKED, SiteWeights
 from attnres_serve.model.site_norm import SiteNorm
@@ -25,7 +25,7 @@ class Intervention:
     """A forward hook of the edited sites.
 
     Args:
-        edits: the result of ``edits.resolve``, in the order in which they are applied.
+        edits: the result of ``resolved_edits.resolve``, in the order in which they are applied.
     """
 
     def __init__(self, edits: Iterable[Resolved]) -> None:

@@ -17,7 +17,7 @@ class Predictions:
 
     Args:
         positions: ascending positions of the tokens after which to predict.
-        following: the token after each of them in the sequence, or ``answer.NONE``.
+        following: the token after each of them in the sequence, or ``predicted.NONE``.
         top: number of the most probable tokens to keep for each.
     """
 

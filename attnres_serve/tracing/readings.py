@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from attnres_serve.depth.sites import PARTIAL, Site
 from attnres_serve.errors import SettingError
-from attnres_serve.tracing import answer
+from attnres_serve.tracing import predicted
 
 MIX = -1  # instead of the number of a source
 WHOLE = "mix"  # its name in a response
@@ -33,7 +33,7 @@ class Lens(NamedTuple):
 
     Attributes:
         readings: the readings, ascending by site.
-        following: the token after each traced one, or ``answer.NONE``.
+        following: the token after each traced one, or ``predicted.NONE``.
         top: number of the most probable tokens to return.
     """
 
@@ -95,7 +95,7 @@ def lens_readings(
     by_index, rows = {site.index: site for site in sites}, len(positions)
     count = len(lens.readings)
     whole = [*positions] * count, lens.following * count
-    predicted = [] if packed is None else answer.predictions(packed, *whole, texts_of)
+    rows_read = [] if packed is None else predicted.predictions(packed, *whole, texts_of)
     result = []
     for number, (index, column) in enumerate(lens.readings):
         vector = WHOLE if column == MIX else by_index[index].sources[column]
@@ -103,7 +103,7 @@ def lens_readings(
             {
                 "site": index if vector in (WHOLE, PARTIAL) else None,
                 "vector": vector,
-                "predictions": predicted[number * rows : (number + 1) * rows],
+                "predictions": rows_read[number * rows : (number + 1) * rows],
             }
         )
     return result

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attnres_serve.compat import decoder, replay
-from attnres_serve.depth.edits import Resolved
+from attnres_serve.depth.resolved_edits import Resolved
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.site_norm import SiteNorm, SiteOrderError, recorded_sites
@@ -82,12 +82,12 @@ class Recorder:
 
     Args:
         positions: the traced positions, ascending.
-        intervention: the hook that applies edits.
+        intervention: the hook that applies edits; None without edits.
         takers: receive the sources of a site, and its weights under the edits.
     """
 
     def __init__(
-        self, positions: Sequence[int], intervention: Intervention, *takers: Reader | Vectors
+        self, positions: Sequence[int], intervention: Intervention | None, *takers: Reader | Vectors
     ) -> None:
         self.positions, self.intervention, self.takers = positions, intervention, takers
         self.seen: Counter[int] = Counter()  # tokens by site
@@ -108,7 +108,7 @@ class Recorder:
             site = norm.site_weights()
             traced, distance = attend(chosen, site, normed[rows])
             weights, sizes = traced
-            if index in self.intervention.sites:
+            if self.intervention is not None and index in self.intervention.sites:
                 chosen = self.intervention.sources(index, chosen, positions)
                 _, weights = self.intervention.weights(index, chosen, site, positions)
                 sizes = torch.stack([rms(source) for source in chosen], dim=-1)
@@ -168,12 +168,13 @@ def record(
         SiteOrderError: the sites did not run in order.
     """
     installed = decoder.inner_model(worker).attn_res_sites
-    intervention = Intervention(edits)
+    intervention = Intervention(edits) if edits else None
     recorder = Recorder(positions, intervention, *(x for x in (lens, vectors) if x is not None))
     traced = [norm for at, norm in installed.items() if at in site_indices and norm.site.mixes]
     handles = [norm.register_forward_hook(recorder) for norm in traced]
-    changed = [norm for at, norm in installed.items() if at in intervention.sites]
-    handles += [norm.register_forward_hook(intervention) for norm in changed]
+    if intervention is not None:
+        changed = [norm for at, norm in installed.items() if at in intervention.sites]
+        handles += [norm.register_forward_hook(intervention) for norm in changed]
     after = [norm for at, norm in installed.items() if vectors and at - 1 in site_indices]
     handles += [norm.register_forward_pre_hook(vectors) for norm in after]
     try:
@@ -186,7 +187,7 @@ def record(
             lens.collect()
     if lens is not None:
         lens.predict(worker)
-    if intervention.problem is not None:
+    if intervention is not None and intervention.problem is not None:
         raise TraceError(intervention.problem)
     if ran != sorted(installed) * passes:
         raise SiteOrderError("the sites did not run one after the other.")

@@ -7,8 +7,9 @@ from typing import NamedTuple
 from fastapi import HTTPException
 
 from attnres_serve.compat import requests
-from attnres_serve.depth.edits import Resolved
+from attnres_serve.depth.resolved_edits import Resolved
 from attnres_serve.tracing import answer as trace_answer
+from attnres_serve.tracing import predicted
 from attnres_serve.tracing.readings import Lens
 
 NOTHING = [b"", b"", b""]  # predictions for no token
@@ -49,8 +50,8 @@ async def replay(
     if not positions:
         none = dict.fromkeys(sites, (b"", b""))
         return trace_answer.ReplayResult(None, none, NOTHING, NOTHING)
-    predicted = None if top is None else (trace_answer.following(ids, positions), top)
-    arguments = ids[: positions[-1] + 1], positions, sites, list(edits), predicted, lens, vectors
+    after = None if top is None else (predicted.following(ids, positions), top)
+    arguments = ids[: positions[-1] + 1], positions, sites, list(edits), after, lens, vectors
     lock: asyncio.Lock = state.attn_res_replays
     await lock.acquire()
     running = asyncio.ensure_future(requests.ask_workers(client, "attn_res_trace", *arguments))
@@ -59,21 +60,3 @@ async def replay(
     if result.problem is not None:
         raise HTTPException(500, result.problem[:1].upper() + result.problem[1:])
     return result
-
-
-async def generate(
-    state, client, ids: Sequence[int], max_tokens: int, edits: Sequence[Resolved]
-) -> list[int]:
-    """Greedy continuation of a prompt under edits, with a replay for each token.
-
-    Steps of other requests run between two tokens.
-    """
-    stops, sequence = requests.stop_tokens(client), list(ids)
-    while len(sequence) < len(ids) + max_tokens:
-        result = await replay(
-            state, client, ReplayRequest(sequence, [len(sequence) - 1], [], 1), edits
-        )
-        sequence.append(trace_answer.best(result))
-        if sequence[-1] in stops:
-            break
-    return sequence[len(ids) :]

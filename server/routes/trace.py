@@ -6,36 +6,32 @@ The tokens are generated like those of any request, then the workers replay them
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import msgspec
-import numpy as np
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import Field, model_validator
-from safetensors.numpy import save
 
 from attnres_serve import settings
 from attnres_serve.compat import engine_config, openai_app, openai_server, requests
-from attnres_serve.depth import edits as edit_lists
-from attnres_serve.depth.edits import Count
+from attnres_serve.depth.edits import Count, positions_of
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import SettingError
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import metrics, refusal
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.refusal import REFUSALS
-from attnres_serve.server.routes import replays
+from attnres_serve.server.routes import logprobs, replays, under_edits, vectors
 from attnres_serve.tracing import answer as trace_answer
-from attnres_serve.tracing import readings
+from attnres_serve.tracing import predicted, readings
 from attnres_serve.tracing.answer import TraceAnswer
 from attnres_serve.tracing.options import TraceOptions, requested_sites
 
-SAFETENSORS = "application/octet-stream"  # the content type of a response with vectors
 GONE = 499  # status of a response to a disconnected client
 
 
@@ -87,7 +83,7 @@ router = APIRouter(tags=["Attention Residuals"], route_class=OneSentence, respon
 @router.post(
     "/v1/attn_res/trace",
     response_model=TraceAnswer,
-    responses={200: {"content": {SAFETENSORS: {}}}},
+    responses={200: {"content": {vectors.SAFETENSORS: {}}}},
     dependencies=[Depends(_require_json)],
 )
 async def trace(body: TraceRequest, raw_request: Request):
@@ -114,10 +110,8 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     length = len(prompt) + body.max_tokens
     hidden = client.vllm_config.model_config.get_hidden_size()
     try:
-        if body.edits:
-            edit_lists.require_few_tokens(body.max_tokens, "max_tokens", "edits")
-        positions = edit_lists.positions(body.tokens, length)
-        edits = await asyncio.to_thread(edit_lists.resolve, body.edits, places, length, hidden)
+        positions = positions_of(body.tokens, length)
+        edits = await under_edits.resolved(body, places, length, hidden) if body.edits else []
         engine_config.require_few_logprobs(client.vllm_config, "logprobs", body.logprobs)
         engine_config.require_few_logprobs(client.vllm_config, "lens", body.lens)
         if body.lens is not None:
@@ -126,20 +120,21 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
         raise HTTPException(400, str(error)) from None
     _check_weights(policy, len(positions), traced, body, len(read))
     if body.vectors:
-        _check_bytes(policy, len(positions), traced, hidden)
+        vectors.check_bytes(policy, len(positions), traced, hidden)
     ids = prompt
     if body.max_tokens:
         name = f"attn-res-trace-{raw_request.headers.get('X-Request-Id') or uuid4().hex}"
         most = engine_config.longest_answer(client.vllm_config, body.max_tokens)
         completion = (
-            await replays.generate(state, client, prompt, most, edits)
+            await under_edits.generate(state, client, prompt, most, edits)
             if edits
             else await requests.generate(client, prompt, most, name)
         )
         ids = prompt + completion
         positions = [position for position in positions if position < len(ids)]  # it may end early
-    following = trace_answer.following(ids, positions)
-    lens = None if body.lens is None else readings.Lens(read, following, body.lens)
+    lens = None
+    if body.lens is not None:
+        lens = readings.Lens(read, predicted.following(ids, positions), body.lens)
     indices = [site.index for site in traced]
     request = replays.ReplayRequest(ids, positions, indices, body.logprobs, lens, body.vectors)
     result = await replays.replay(state, client, request, edits)
@@ -148,19 +143,7 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     fields = trace_answer.without_sites(body.model or names[0], ids, len(prompt), positions, texts)
     fields["edits"] = [edit.model_dump() | {"replace": edit.replace and ""} for edit in body.edits]
     if body.logprobs is not None:
-        unedited = result
-        if edits:
-            logprobs_only = request._replace(sites=[], lens=None, vectors=False)
-            unedited = await replays.replay(state, client, logprobs_only, [])
-
-        def predictions(run: trace_answer.ReplayResult) -> list[dict[str, Any]]:
-            assert run.predicted is not None, "the request has logprobs"
-            return trace_answer.predictions(run.predicted, positions, following, texts_of)
-
-        fields["logprobs"] = {
-            "unedited": predictions(unedited),
-            "edited": predictions(result) if edits else None,
-        }
+        fields["logprobs"] = await logprobs.of(state, client, request, edits, result, texts_of)
     fields["weights"] = weights[0]
     if await requests.weights_of(client) != weights:
         raise HTTPException(
@@ -171,8 +154,8 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     pieces = [(site, *result.sites[site.index]) for site in traced]
     content = await asyncio.to_thread(_encode, fields, pieces, len(positions))
     if body.vectors:
-        content = await asyncio.to_thread(_with_vectors, content, result.vectors)
-        return Response(content, media_type=SAFETENSORS)
+        content = await asyncio.to_thread(vectors.with_vectors, content, result.vectors)
+        return Response(content, media_type=vectors.SAFETENSORS)
     return Response(content, media_type="application/json")
 
 
@@ -252,27 +235,6 @@ def _check_weights(
             f"--max-trace-weights); {tokens} tokens x {len(traced)} sites{besides} have "
             f"{tokens * (weights + named)}, so choose some by `tokens` and `sites`.",
         )
-
-
-def _check_bytes(policy: Policy, tokens: int, traced: list[Site], hidden: int) -> None:
-    """Refuse too many bytes of vectors: the sources, the mix and the sublayer of each site."""
-    size = 4 * tokens * hidden * sum(site.num_sources + 2 for site in traced)
-    if size > policy.max_trace_bytes:
-        raise HTTPException(
-            400,
-            f"The vectors of a trace have at most {policy.max_trace_bytes} bytes "
-            f"(--max-trace-bytes); those of {tokens} tokens x {len(traced)} sites have {size}, so "
-            "choose some by `tokens` and `sites`.",
-        )
-
-
-def _with_vectors(trace: bytes, vectors: Mapping[str, tuple[Sequence[int], bytes]]) -> bytes:
-    """A safetensors file with the vectors by name, and with the trace's JSON as ``trace``."""
-    arrays = {
-        name: np.frombuffer(content, np.float32).reshape(shape)
-        for name, (shape, content) in vectors.items()
-    }
-    return save(arrays | {"trace": np.frombuffer(trace, np.uint8)})
 
 
 def _encode(fields: dict, pieces: list[tuple[Site, bytes, bytes]], rows: int) -> bytes:

@@ -29,7 +29,8 @@ from jobs import engine_job, fresh_prompts, run_named
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.convert.command import convert
 from attnres_serve.depth import edit_text
-from attnres_serve.depth.edits import Edit, resolve
+from attnres_serve.depth.edits import Edit
+from attnres_serve.depth.resolved_edits import resolve
 from attnres_serve.depth.sites import sites
 from attnres_serve.settings import (
     ALGORITHMS,

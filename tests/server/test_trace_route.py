@@ -28,7 +28,7 @@ from vllm.entrypoints.serve.tokenize.protocol import TokenizeResponse
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from attnres_serve.compat import engine_config, requests
-from attnres_serve.depth import edits
+from attnres_serve.depth import resolved_edits
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
@@ -619,7 +619,7 @@ def test_a_worker_that_fails_is_an_error(app, monkeypatch, problem, sites, asked
 
 def test_edits_in_proportion_to_the_sequence(app, client, monkeypatch):
     """Eight edits of everything pass, one more is too many; few tokens may always be edited."""
-    monkeypatch.setattr(edits, "CHANGES", 100)
+    monkeypatch.setattr(resolved_edits, "CHANGES", 100)
     every = {"scale": 1}
     asked = {"prompt": [3] * 9, "sites": [0]}
     app.post(URL, json=asked | {"edits": [every] * 8}).raise_for_status()

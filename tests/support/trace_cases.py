@@ -13,14 +13,15 @@ from serving import GOLDENS
 from torch import Tensor
 from vllm.config import set_current_vllm_config
 
-from attnres_serve.depth.edits import Edit, resolve
+from attnres_serve.depth.edits import Edit
+from attnres_serve.depth.resolved_edits import resolve
 from attnres_serve.depth.sites import sites
 from attnres_serve.model.config import spec_of
 from attnres_serve.tracing import readings
 from attnres_serve.tracing import record as recording
-from attnres_serve.tracing.answer import NONE
 from attnres_serve.tracing.lens import Reader
 from attnres_serve.tracing.predict import Predictions
+from attnres_serve.tracing.predicted import NONE
 from attnres_serve.verify import oracle
 
 NAMES = sorted(path.name for path in GOLDENS.iterdir())

@@ -14,17 +14,18 @@ pytest.importorskip("vllm")
 from in_process import world
 from trace_cases import BLOCK, Replayed, record, replayed, unpacked, worker_of
 
-from attnres_serve.depth.edits import Edit, Resolved, resolve
+from attnres_serve.depth.edits import Edit
 from attnres_serve.depth.layout import Layout
+from attnres_serve.depth.resolved_edits import Resolved, resolve
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.errors import SettingError
 from attnres_serve.kernels.interface import SiteWeights
 from attnres_serve.model.config import spec_of
 from attnres_serve.tracing import record as recording
-from attnres_serve.tracing.answer import NONE
 from attnres_serve.tracing.intervene import Intervention
 from attnres_serve.tracing.predict import Predictions
+from attnres_serve.tracing.predicted import NONE
 
 HERE = ("cpp", "torch")
 LENGTH = 37

@@ -14,7 +14,8 @@ pytest.importorskip("vllm")
 from in_process import world
 from trace_cases import BLOCK, FAR, LOGPROBS, check_vectors, record, replayed, worker_of
 
-from attnres_serve.depth.edits import Edit, Resolved, resolve
+from attnres_serve.depth.edits import Edit
+from attnres_serve.depth.resolved_edits import Resolved, resolve
 from attnres_serve.depth.sites import sites
 from attnres_serve.model.config import spec_of
 from attnres_serve.tracing.vectors import Vectors
