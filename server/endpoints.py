@@ -20,7 +20,7 @@ from attnres_serve.compat import (
 )
 from attnres_serve.depth.sites import sites
 from attnres_serve.model.config import spec_of
-from attnres_serve.server import access_log, lifecycle, metrics, refusal
+from attnres_serve.server import access_log, lifecycle, metrics, passes, refusal
 from attnres_serve.server.bounds.fail_fast import read_to_first_error
 from attnres_serve.server.bounds.guard import Guard
 from attnres_serve.server.bounds.limits import Limits
@@ -78,7 +78,7 @@ class EndpointPlugin:
             metrics.tell_edits(changing_edits.served(engine_client))
             metrics.bank.set(rows * engine_config.bytes_of_a_row(config, token_shards.most(config)))
             if engine_config.is_first_api_server(engine_client.vllm_config):
-                state.attn_res_counting = asyncio.create_task(info.keep_counting(engine_client))
+                state.attn_res_counting = asyncio.create_task(passes.keep_counting(engine_client))
 
 
 def _may_change_edits(args) -> bool:

@@ -1,6 +1,5 @@
 """``GET /v1/attn_res``: the served model, and its forward passes."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,23 +7,15 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from attnres_serve import __version__, settings
-from attnres_serve.compat import (
-    changing_edits,
-    engine_config,
-    host,
-    openai_server,
-    requests,
-)
+from attnres_serve.compat import changing_edits, openai_server
 from attnres_serve.depth.edits import Edit
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.families import BY_ARCHITECTURE
 from attnres_serve.model.config import spec_of
-from attnres_serve.server import metrics, refusal
+from attnres_serve.server import passes, refusal
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.routes.weights import Weights, weights_of
 from attnres_serve.tracing import readings
-
-PERIOD = 10  # seconds between two calls of the workers for their forward passes
 
 router = APIRouter(tags=["Attention Residuals"], responses=refusal.REFUSALS)
 
@@ -83,16 +74,16 @@ async def attn_res(request: Request) -> AttnResInfo:
     }
     spec = spec_of(config) if family else None
     if spec is not None:
-        passes = await executed(client)
+        executed = await passes.executed(client)
         places = sites(spec)
         info |= {
             "blocks": spec.num_blocks,
             "block_starts": list(spec.block_starts),
             "sites": len(places),
-            "backend": await ask_first_worker(client, "attn_res_backend"),
-            "algorithm": await ask_first_worker(client, "attn_res_algorithm"),
-            "executed": {name: sum(counts.values()) for name, counts in passes.items()},
-            "executed_compiled": {name: counts["compiled"] for name, counts in passes.items()},
+            "backend": await passes.ask_first_worker(client, "attn_res_backend"),
+            "algorithm": await passes.ask_first_worker(client, "attn_res_algorithm"),
+            "executed": {name: sum(counts.values()) for name, counts in executed.items()},
+            "executed_compiled": {name: counts["compiled"] for name, counts in executed.items()},
         }
         if settings.traces(client.vllm_config.additional_config):
             policy = openai_server.policy_of(request.app.state.args) or Policy()
@@ -109,40 +100,3 @@ def trace_limits(places: Sequence[Site], policy: Policy) -> TraceLimits:
         lens=readings.MOST,
         lens_per_token=len(readings.readings(mixing)),
     )
-
-
-async def executed(client) -> dict[str, dict[str, int]]:
-    """Forward passes since the start by algorithm and mode; updates ``/metrics``."""
-    passes = await ask_first_worker(client, "attn_res_executed") or {}
-    if engine_config.is_first_api_server(client.vllm_config):  # each server would count all passes
-        metrics.count_passes(passes)
-    return passes
-
-
-async def keep_counting(client) -> None:
-    """Call the workers from time to time, so that scrapes do not wait for them."""
-    failing = False
-    while not client.errored:
-        try:
-            await executed(client)
-            await weights_of(client)
-            failing = False
-        except Exception as error:  # the next call may succeed
-            if not failing and not client.errored:  # ``lifecycle`` handles a dead engine
-                host.logger().warning("AttnRes: forward passes are not counted: %s", error)
-            failing = True
-        await asyncio.sleep(PERIOD)
-
-
-async def ask_first_worker(client, method: str) -> Any:
-    """The result of a method of ``worker.WorkerExtension``.
-
-    None if a user's extension replaced the class, and while the engine sleeps: the memory of a
-    sleeping model cannot be read.
-    """
-    if not engine_config.has_worker_extension(client.vllm_config) or await requests.is_asleep(
-        client
-    ):
-        return None
-    # All workers run every pass with the same settings, so the first one suffices.
-    return (await requests.ask_workers(client, method))[0]

@@ -32,10 +32,10 @@ from attnres_serve.depth import resolved_edits
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
-from attnres_serve.server import metrics
+from attnres_serve.server import metrics, passes
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.endpoints import EndpointPlugin
-from attnres_serve.server.routes import info, replays, trace
+from attnres_serve.server.routes import replays, trace
 from attnres_serve.tracing import answer as trace_answer
 from attnres_serve.tracing import readings
 from attnres_serve.verify import oracle
@@ -145,7 +145,7 @@ def test_the_first_of_several_servers_asks_for_passes(client, rank, monkeypatch)
     assert hasattr(state, "attn_res_counting") == (rank == 0)
     counted: list[dict] = []
     monkeypatch.setattr(metrics, "count_passes", counted.append)
-    assert asyncio.run(info.executed(client))  # as for each server's GET /v1/attn_res
+    assert asyncio.run(passes.executed(client))  # as for each server's GET /v1/attn_res
     assert len(counted) == (rank == 0)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from attnres_serve.server.routes import info
+from attnres_serve.server import passes
 
 
 def test_a_failure_is_said_once_and_counting_goes_on(monkeypatch, warned):
@@ -22,9 +22,9 @@ def test_a_failure_is_said_once_and_counting_goes_on(monkeypatch, warned):
         if answer is not None:
             raise RuntimeError(f"no answer ({answer})")
 
-    monkeypatch.setattr(info, "executed", executed)
-    monkeypatch.setattr(info, "PERIOD", 0)
-    asyncio.run(info.keep_counting(client))
+    monkeypatch.setattr(passes, "executed", executed)
+    monkeypatch.setattr(passes, "PERIOD", 0)
+    asyncio.run(passes.keep_counting(client))
     assert left == []
     assert warned == [
         f"AttnRes: forward passes are not counted: no answer ({number})" for number in (1, 5)
