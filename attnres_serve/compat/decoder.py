@@ -1,6 +1,6 @@
 """vLLM's model objects inside a worker: norms, layers, parameters and pipeline stages."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
@@ -99,14 +99,6 @@ def forward_one_token(model, weight) -> None:
 _NO_METADATA: Any = SimpleNamespace(attn_metadata=None)
 
 
-def logits(model, hidden) -> Any:
-    """The logits ``[T, vocabulary]`` for a decoder's output ``[T, d]``.
-
-    None on a worker whose part another worker gathers.
-    """
-    return model.compute_logits(hidden)
-
-
 def is_on_this_stage(model, name: str) -> bool:
     """Whether a tensor, by its house name, belongs to a module of this pipeline stage."""
     from vllm.model_executor.models.utils import PPMissingLayer
@@ -127,33 +119,6 @@ def parameter(model, name: str) -> Any:
     for part in name.split("."):
         target = getattr(target, fused.get(part, part), None)
     return target
-
-
-def unfilled(model, loaded: Collection[str]) -> list[str]:
-    """Parameters of a quantised model that no tensor of a checkpoint filled.
-
-    vLLM checks this only for models that are not quantised.  Parameters that a checkpoint need not
-    hold are left out: scales of a KV cache, weights quantised during loading or made from the
-    configuration, and empty ones.
-
-    Args:
-        model: the model, before its weights are processed.
-        loaded: names of the loaded parameters.
-    """
-    from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
-
-    spared: set[int] = set()
-    for module in model.modules():
-        method = getattr(module, "quant_method", None)
-        online = getattr(method, "uses_meta_device", False)
-        for name, parameter in module.named_parameters(recurse=False):
-            if online or isinstance(method, BaseKVCacheMethod) or name == "input_scale_ub":
-                spared.add(id(parameter))
-    return [
-        name
-        for name, parameter in model.named_parameters()
-        if name not in loaded and id(parameter) not in spared and parameter.numel()
-    ]
 
 
 def all_workers(flag: bool) -> bool:
@@ -196,11 +161,3 @@ def is_first_tensor_rank() -> bool:
     from vllm.distributed import get_tensor_model_parallel_rank
 
     return get_tensor_model_parallel_rank() == 0
-
-
-def draft_model(worker) -> tuple[Any, Any] | None:
-    """The draft model of a worker and its configuration; None without one."""
-    speculation = worker.vllm_config.speculative_config
-    model = getattr(getattr(worker.model_runner, "drafter", None), "model", None)
-    config = getattr(speculation, "draft_model_config", None)
-    return None if model is None or config is None else (model, config)

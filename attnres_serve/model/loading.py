@@ -1,16 +1,12 @@
 """Loading of a checkpoint's tensors into the parameters of a model."""
 
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from attnres_serve.checkpoints import quantized, read
 from attnres_serve.checkpoints.base_tensors import BaseTensors
-from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.edited import of_every_source
 from attnres_serve.checkpoints.finite import check_finite
 from attnres_serve.checkpoints.names import (
@@ -27,12 +23,12 @@ from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.checkpoints.tensors import FLOATS, Stored
 from attnres_serve.compat import decoder, host
 from attnres_serve.depth.spec import AttnResSpec
-from attnres_serve.errors import CheckpointError, SettingError
+from attnres_serve.errors import SettingError
 from attnres_serve.formats.format import Format
-from attnres_serve.formats.keys import TRAINING_KEYS
-from attnres_serve.model.config import ATTN_RES_FIELDS, build, spec_of
+from attnres_serve.model.config import spec_of
 from attnres_serve.model.edited_sites import EditedSites
 from attnres_serve.model.origin import Origin
+from attnres_serve.model.quantisation import require_one_quantisation
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.start import events
 
@@ -88,7 +84,7 @@ class LoadingMixin(_Base):
         # No parameter keeps uninitialised memory, even if no folder could be validated before.
         index.close(self.attn_res_is_here)
         if index.base.quantisation:
-            self._require_one_quantisation(index, loaded)
+            require_one_quantisation(self, index, loaded)
         _log_ignored(index, self.attn_res_has_draft_head)
         events.tell("loaded")
         self.attn_res_loaded = True
@@ -100,34 +96,6 @@ class LoadingMixin(_Base):
         """An empty index of a checkpoint of this model."""
         spec = spec_of(self.config)
         return TensorIndex(self.attn_res_format, self.attn_res_base, spec, takes_house_names)
-
-    def attn_res_validate(self, folder: str) -> None:
-        """Raise CheckpointError unless a folder's checkpoint may replace the loaded one.
-
-        It reads all values.
-        """
-        checkpoint = check_folder(Path(folder))
-        if key := _difference(self.config, build(checkpoint.translated(folder))):
-            raise CheckpointError(
-                f"{folder} is of another model than the one that runs, by its config.json ({key}); "
-                "start a new engine with it."
-            )
-        for path in read.files(Path(folder)):
-            for name, tensor in read.tensors(path):
-                check_finite(name, tensor, self.attn_res_dtype)
-
-    @contextmanager
-    def attn_res_expecting(self, takes_house_names: bool = False) -> Iterator[None]:
-        """Let a validated checkpoint replace the loaded one.
-
-        Args:
-            takes_house_names: whether its tensors may have house names in any format.
-        """
-        self.attn_res_loaded, self.attn_res_takes_house_names = False, takes_house_names
-        try:
-            yield
-        finally:
-            self.attn_res_loaded, self.attn_res_takes_house_names = True, False
 
     def _write_edits(self) -> set[str]:
         """Write edits into the sites; return the names of biases, which a checkpoint may lack."""
@@ -183,42 +151,6 @@ class LoadingMixin(_Base):
         if site is None:
             return decoder.is_on_this_stage(self, name)
         return bool(self.attn_res_parameters[site])
-
-    def _require_one_quantisation(self, index: TensorIndex, loaded: Collection[str]) -> None:
-        """Raise CheckpointError if the checkpoint's dtypes differ from vLLM's.
-
-        vLLM would cast weights of another dtype, and multiply by uninitialised scales.
-        """
-        for name in filter(quantized.is_weight, index.stored):
-            parameter, dtype = decoder.parameter(self, name), index.stored[name].dtype
-            vllm_dtype = dtype if parameter is None else DTYPES.get(parameter.dtype, dtype)
-            if dtype != vllm_dtype and not {dtype, vllm_dtype} <= {*FLOATS}:
-                raise CheckpointError(
-                    f"the tensor {index.stored_names[name]} holds {dtype}, but by "
-                    f"quantization_config vLLM reads {vllm_dtype}; quantization_config must "
-                    "say how each layer is quantised."
-                )
-        if missing := decoder.unfilled(self, loaded):
-            raise CheckpointError(
-                f"vLLM needs {missing[0]} by quantization_config, and no tensor of the checkpoint "
-                "gives it; quantization_config must name the layers that are quantised, and the "
-                "checkpoint must hold all that their quantisation wrote."
-            )
-
-
-def _difference(one: object, other: object) -> str | None:
-    """The first key of config.json in which two configurations of ``build`` differ, or None."""
-    for field in reversed(ATTN_RES_FIELDS):  # others follow from attn_res_config
-        first, second = getattr(one, field), getattr(other, field)
-        if field != "attn_res_config":
-            if first != second:
-                return field
-            continue
-        keys: set[str] = {*first, *second} - {*TRAINING_KEYS, "transformers_version"}
-        for key in sorted(keys):
-            if first.get(key) != second.get(key):
-                return key
-    return None
 
 
 def _log_ignored(index: TensorIndex, has_draft_head: bool) -> None:

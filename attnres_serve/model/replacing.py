@@ -12,15 +12,18 @@ import torch
 from torch import Tensor
 
 from attnres_serve.checkpoints import hub, read
+from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.checkpoints.files import read_headers
 from attnres_serve.checkpoints.finite import check_finite
 from attnres_serve.checkpoints.names import TIED, is_draft
 from attnres_serve.checkpoints.tensors import Stored, check_shape
-from attnres_serve.compat import decoder, renewal, tensor_file
+from attnres_serve.compat import renewal, tensor_file
 from attnres_serve.compat.renewal import DRAFT, TARGET, Update
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families.family import EMBEDDINGS, HEAD
+from attnres_serve.formats.keys import TRAINING_KEYS
 from attnres_serve.model import origin
+from attnres_serve.model.config import ATTN_RES_FIELDS, build
 from attnres_serve.model.loading import LoadingMixin
 from attnres_serve.model.origin import Origin
 
@@ -76,7 +79,7 @@ class ModelUpdate:
     def _apply_partial(self, has_draft_head: bool) -> None:
         of_rest = self._model.attn_res_origin
         folder = of_rest.folder()
-        self._model.attn_res_validate(str(folder))
+        check_replacement(self._model, str(folder))
         sent: dict[str, Tensor] = {}
         for name, tensor in self._tensors.items():
             sent |= self._index.pieces(name, tensor)
@@ -137,7 +140,7 @@ def begin(worker: Any, is_draft_model: bool = False, is_partial: bool = False) -
     if not is_draft_model:
         model: Any = worker.get_model()
         return ModelUpdate(worker, model, worker.model_config, is_partial)
-    draft = decoder.draft_model(worker)
+    draft = _draft_model(worker)
     if draft is None:
         raise CheckpointError("this engine has no draft model whose weights could be replaced.")
     if isinstance(draft[0], LoadingMixin):
@@ -159,7 +162,7 @@ def from_folder(worker: Any, name: str | None) -> None:
     revision = worker.model_config.revision if name is None else None
     folder = str(hub.on_this_machine(name or worker.model_config.model, revision))
     new_origin = Origin(folder)  # before its values are read
-    model.attn_res_validate(folder)
+    check_replacement(model, folder)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         yield from origin.stored(Path(folder))
@@ -168,6 +171,52 @@ def from_folder(worker: Any, name: str | None) -> None:
     renew(worker, model, worker.model_config, tensors, model.attn_res_has_draft_head)
     worker.model_config.model, worker.model_config.revision = folder, None
     model.attn_res_origin = new_origin
+
+
+def check_replacement(model: LoadingMixin, folder: str) -> None:
+    """Raise CheckpointError unless a folder's checkpoint may replace the loaded one.
+
+    It reads all values.
+    """
+    checkpoint = check_folder(Path(folder))
+    if key := _difference(model.config, build(checkpoint.translated(folder))):
+        raise CheckpointError(
+            f"{folder} is of another model than the one that runs, by its config.json ({key}); "
+            "start a new engine with it."
+        )
+    for path in read.files(Path(folder)):
+        for name, tensor in read.tensors(path):
+            check_finite(name, tensor, model.attn_res_dtype)
+
+
+def _difference(one: object, other: object) -> str | None:
+    """The first key of config.json in which two configurations of ``build`` differ, or None."""
+    for field in reversed(ATTN_RES_FIELDS):  # others follow from attn_res_config
+        first, second = getattr(one, field), getattr(other, field)
+        if field != "attn_res_config":
+            if first != second:
+                return field
+            continue
+        keys: set[str] = {*first, *second} - {*TRAINING_KEYS, "transformers_version"}
+        for key in sorted(keys):
+            if first.get(key) != second.get(key):
+                return key
+    return None
+
+
+@contextmanager
+def expecting(model: LoadingMixin, takes_house_names: bool = False) -> Iterator[None]:
+    """Let a validated checkpoint replace the loaded one.
+
+    Args:
+        model: the loaded model.
+        takes_house_names: whether its tensors may have house names in any format.
+    """
+    model.attn_res_loaded, model.attn_res_takes_house_names = False, takes_house_names
+    try:
+        yield
+    finally:
+        model.attn_res_loaded, model.attn_res_takes_house_names = True, False
 
 
 def renew(worker: Any, model: Any, config: Any, tensors: Any, has_draft_head: bool = False) -> None:
@@ -180,7 +229,7 @@ def renew(worker: Any, model: Any, config: Any, tensors: Any, has_draft_head: bo
         tensors: returns all its validated tensors on every call.
         has_draft_head: whether the tensors include those of a draft head in use.
     """
-    draft = decoder.draft_model(worker) if has_draft_head else None
+    draft = _draft_model(worker) if has_draft_head else None
     names = {TARGET if model is worker.get_model() else DRAFT} | ({DRAFT} if draft else set())
     with _broken(worker, names):
         if isinstance(model, LoadingMixin):
@@ -190,7 +239,7 @@ def renew(worker: Any, model: Any, config: Any, tensors: Any, has_draft_head: bo
             def whole() -> Iterator[tuple[str, Tensor]]:
                 return _with_head(model, tensors()) if adds_head else iter(tensors())
 
-            with model.attn_res_expecting(takes_house_names=True):
+            with expecting(model, takes_house_names=True):
                 renewal.renew(model, config, lambda: model.load_weights(whole()))
         else:
             renewal.renew(model, config, lambda: model.load_weights(tensors()))
@@ -214,6 +263,14 @@ def _with_head(
         yield stored_name, tensor
     if not has_head and embedding is not None:
         yield HEAD, embedding
+
+
+def _draft_model(worker: Any) -> tuple[Any, Any] | None:
+    """The draft model of a worker and its configuration; None without one."""
+    speculation = worker.vllm_config.speculative_config
+    model = getattr(getattr(worker.model_runner, "drafter", None), "model", None)
+    config = getattr(speculation, "draft_model_config", None)
+    return None if model is None or config is None else (model, config)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import CheckpointError, SettingError
 from attnres_serve.families import FAMILIES
 from attnres_serve.kernels.interface import MASKED
-from attnres_serve.model import dry_run
+from attnres_serve.model import dry_run, replacing
 from attnres_serve.model.dry_run import run_dry
 from attnres_serve.model.site_norm import SiteNorm, SiteOrderError, recorded_sites
 
@@ -562,10 +562,10 @@ def test_a_loaded_model_takes_no_weights_again(name: str, loaded: Make) -> None:
 def test_a_loaded_model_takes_a_checkpoint_that_was_validated(loaded: Make, world: Path) -> None:
     """Once; after a failure it expects none either."""
     model, tensors = loaded("llama")
-    model.attn_res_validate(str(world / "llama"))
-    with model.attn_res_expecting():
+    replacing.check_replacement(model, str(world / "llama"))
+    with replacing.expecting(model):
         model.load_weights(iter(tensors.items()))
-    with pytest.raises(TimeoutError), model.attn_res_expecting():
+    with pytest.raises(TimeoutError), replacing.expecting(model):
         raise TimeoutError
     with pytest.raises(SettingError, match="are not replaced one by one"):
         model.load_weights(iter(tensors.items()))
@@ -593,4 +593,4 @@ def test_a_checkpoint_in_the_place_of_another(
     (folder / "config.json").write_text(json.dumps(config | changes))
     message = rf"is of another model .*[(]{key}[)]; start"
     with pytest.raises(CheckpointError, match=message) if key else nullcontext():
-        model.attn_res_validate(str(folder))
+        replacing.check_replacement(model, str(folder))

@@ -282,13 +282,13 @@ def test_a_folder_that_changes_while_it_is_read(
 ) -> None:
     """What was loaded is not what was validated, and is not served."""
     folder = write(tmp_path / "new", "llama", 2)
-    validate = type(worker.get_model()).attn_res_validate
+    validate = replacing.check_replacement
 
     def and_change(model: Any, name: str) -> None:
         validate(model, name)
         save_file(tensors(world, "llama", 1), folder / WEIGHTS, metadata={"more": "x"})
 
-    monkeypatch.setattr(type(worker.get_model()), "attn_res_validate", and_change)
+    monkeypatch.setattr(replacing, "check_replacement", and_change)
     with pytest.raises(CheckpointError, match="whose files have changed"):
         replacing.from_folder(worker, str(folder))
     assert worker.attn_res_broken == {"target"}
@@ -303,7 +303,7 @@ def test_a_draft_of_another_folder_gets_no_tensors_of_a_head(
     """A checkpoint may store a head that vLLM takes no drafts from."""
     monkeypatch.setattr(replacing, "is_draft", lambda name, _: name == NAME)
     worker.get_model().attn_res_draft_head = frozenset()
-    monkeypatch.setattr(replacing.decoder, "draft_model", lambda _: 1 / 0)
+    monkeypatch.setattr(replacing, "_draft_model", lambda _: 1 / 0)
     for is_partial in (True, False):
         send(worker, tensors(world, "llama", 2), is_partial)
 
@@ -333,10 +333,9 @@ def test_a_partial_update_of_files_that_change(
         save_file(second, folder / WEIGHTS, metadata={"format": "pt", "more": "x"})
 
     with set_current_vllm_config(worker.vllm_config):
-        before, model = values(worker), type(worker.get_model())
-        validate = model.attn_res_validate
+        before, validate = values(worker), replacing.check_replacement
         if meanwhile:
-            monkeypatch.setattr(model, "attn_res_validate", change)
+            monkeypatch.setattr(replacing, "check_replacement", change)
         else:
             change(worker.get_model(), str(folder))
         message = "^the rest of the update was being read" if meanwhile else "files have changed"
