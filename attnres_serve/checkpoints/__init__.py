@@ -4,13 +4,17 @@ A line for each file:
 
 check.py: the command check: what would be served
 checked.py: the checks of a checkpoint, without an engine
+unrecognised.py: the error for one without AttnRes
 files.py, read.py, write.py: a folder's config.json and headers; files of weights, read and
     written
+other_files.py: pickles, adapters and other weights that are not served
 hub.py: a folder, or a Hugging Face id
 headers.py: all tensors, checked by the headers
 tensors.py, base_tensors.py: checks of single tensors; the tensors of the family, without those of
     AttnRes
 tensor_index.py: the tensors of a checkpoint, checked as they are read
+tensor_names.py: the names of a checkpoint's tensors, before its headers are checked
+tables.py: the embedding and the head, which an adapter may repeat
 names.py: names in a checkpoint, and those of the house format
 renaming/: unknown names: what they may be, and --rename
 plain_config.py: AttnRes tensors beside the config.json of a plain model

@@ -1,34 +1,20 @@
 """Checks of a checkpoint without an engine, by config.json and its tensors' names and shapes."""
 
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attnres_serve import formats
-from attnres_serve.checkpoints import hub, plain_config
-from attnres_serve.checkpoints.files import (
-    INDEX,
-    Header,
-    opened,
-    pickles,
-    read_config,
-    read_headers,
-    weight_map,
-)
+from attnres_serve.checkpoints import hub, unrecognised
+from attnres_serve.checkpoints.files import Header, read_config, read_headers
 from attnres_serve.checkpoints.headers import check_headers
 from attnres_serve.checkpoints.renaming.rename import CONVERT_COMMAND
 from attnres_serve.checkpoints.tensor_index import TensorIndex
-from attnres_serve.errors import CheckpointError
-from attnres_serve.families import FAMILIES
-from attnres_serve.families.family import EMBEDDING, HEAD
+from attnres_serve.checkpoints.tensor_names import tensor_names
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.formats.resolve import resolve
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -58,87 +44,13 @@ class Checkpoint:
             CheckpointError: it is no AttnRes checkpoint.
         """
         if self.parsed is None:
-            is_known = str(self.config.get("model_type")) in FAMILIES
-            names = _names_of_any(name) if is_known else ()
-            raise no_attnres(name, self.config, names, conversion(name))
+            raise unrecognised.of_checkpoint(name, self.config, conversion(name))
         return self.parsed
-
-    def has_table(self, leaf: str, table: "Tensor") -> bool:
-        """Whether a table [tokens, hidden] equals that of a leaf, in the less precise dtype."""
-        import torch
-
-        if self.index is None:  # its weights are not here
-            return True
-        names = self.index.stored_names
-        stored_name = names.get(HEAD if leaf == "lm_head" else EMBEDDING) or names.get(EMBEDDING)
-        if stored_name is None or stored_name not in self.headers:
-            return False
-        stored = read_tensor(self.headers, stored_name)
-        if stored.shape != table.shape or not stored.is_floating_point():
-            return False
-        common = min(stored.dtype, table.dtype, key=lambda dtype: torch.finfo(dtype).bits)
-        return bool(torch.equal(stored.to(common), table.to(common)))
-
-
-def no_attnres(
-    name: str, config: dict[str, Any], names: Collection[str], command: str
-) -> CheckpointError:
-    """The error for a checkpoint that is not recognised as one with AttnRes.
-
-    Args:
-        name: the checkpoint's name, for messages.
-        config: the content of its config.json.
-        names: of its tensors, as far as they are known.
-        command: of ``convert``, to which options can be added.
-    """
-    if queries := plain_config.queries(config, names):
-        return CheckpointError(queries.advice(name, command))
-    message = (
-        f"{name} is not an AttnRes checkpoint that can be served: found model_type "
-        f"{config.get('model_type')!r} and architectures "
-        f"{config.get('architectures')!r}; {formats.SUPPORTED}."
-    )
-    if str(config.get("model_type")) in FAMILIES:
-        way = f"{command} --add-zero-queries --block-size 4"
-        message += f" Make an AttnRes model of it, with queries to train, by `{way}`."
-    return CheckpointError(message)
-
-
-def _names_of_any(name: str) -> Collection[str]:
-    """Names of a checkpoint's tensors, including pickles; empty if they are not available."""
-    try:
-        folder = hub.local_path(name)
-        if folder is None or not folder.is_dir() or not pickles(folder):
-            return tensor_names(folder or name) or ()
-        from attnres_serve.checkpoints import read  # imports torch
-
-        return [stored_name for path in read.files(folder) for stored_name, _ in read.tensors(path)]
-    except CheckpointError:  # config.json alone tells that it is refused
-        return ()
 
 
 def conversion(name: str) -> str:
     """The command that converts a checkpoint, to which options can be added."""
     return CONVERT_COMMAND.replace("SRC", shlex.quote(name))
-
-
-def tensor_names(name: str | Path, revision: str | None = None) -> Collection[str] | None:
-    """Names of a checkpoint's tensors; None if its safetensors files are not available.
-
-    Args:
-        name: a folder, or a Hugging Face model id.
-        revision: branch, tag or commit of a model id.
-
-    Raises:
-        CheckpointError: a file of a local folder is damaged.
-    """
-    folder = Path(name)
-    if not folder.is_dir():
-        return hub.read_shared_headers(str(name), revision)
-    index = folder / INDEX
-    if index.is_file():  # enough to tell names, even if the files themselves are elsewhere
-        return weight_map(index)
-    return read_headers(folder) if any(folder.glob("*.safetensors")) else None
 
 
 def translate(
@@ -234,16 +146,6 @@ def _check_values(index: TensorIndex, headers: Mapping[str, Header]) -> None:
     """
     for name, stored_name in index.stored_names.items():
         if stored_name in headers and index.has_telling_values(name):
+            from attnres_serve.checkpoints.read import read_tensor  # imports torch
+
             index.check_values(name, read_tensor(headers, stored_name))
-
-
-def read_tensor(headers: Mapping[str, Header], name: str) -> "Tensor":
-    """One tensor of a checkpoint, as stored.
-
-    Args:
-        headers: of a checked checkpoint.
-        name: its name in the checkpoint.
-    """
-    with opened(headers[name].file, "pt") as tensors:  # only here is torch imported
-        tensor: Tensor = tensors.get_tensor(name)
-        return tensor

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnres_serve.checkpoints import hub
-from attnres_serve.checkpoints.checked import tensor_names, translate
+from attnres_serve.checkpoints.checked import translate
 from attnres_serve.checkpoints.files import read_config, read_headers
+from attnres_serve.checkpoints.tensor_names import tensor_names
 from attnres_serve.compat import source
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError

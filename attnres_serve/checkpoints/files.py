@@ -5,33 +5,25 @@ import os
 import re
 import shlex
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from attnres_serve.checkpoints.other_files import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    of_an_adapter,
+    other_kind,
+    pickles,
+)
 from attnres_serve.checkpoints.tensors import Stored
 from attnres_serve.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 _POINTER = b"version https://git-lfs"  # the first bytes of a git-lfs pointer
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-ADAPTER = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
-# Weights in unsupported files.
-OTHER_KINDS = {
-    "*.gguf": "a GGUF file, for llama.cpp, which is not read here; give the safetensors of the "
-    "model that it was made of, which the page of a GGUF repository names as its base model.",
-    "*.distcp": "a shard of torch.distributed.checkpoint (FSDP); merge them where the model was "
-    "trained (`accelerate merge-weights`) and save safetensors.",
-    "pytorch_model_fsdp_*": "a folder of FSDP's; merge its shards with `accelerate merge-weights`.",
-    "global_step*": "a folder of DeepSpeed's; merge its shards with the zero_to_fp32.py beside it.",
-    "zero_to_fp32.py": "DeepSpeed's script; run it to merge the shards into weights.",
-}
-# Files of trainers beside the weights.
-_NOT_WEIGHTS = re.compile(r"training_args|trainer_state|optimizer|scheduler|scaler|rng_state")
 
 
 @dataclass(frozen=True)
@@ -69,15 +61,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder} is a file; give the folder that holds config.json and the safetensors files."
-            f"{_other_kind([folder])}"
+            f"{other_kind([folder])}"
         )
     path = folder / "config.json"
     if not path.is_file():
         if (folder / ADAPTER_CONFIG).is_file():
-            raise CheckpointError(_of_an_adapter(folder / ADAPTER_CONFIG, beside=False))
+            raise CheckpointError(of_an_adapter(folder / ADAPTER_CONFIG, beside=False))
         raise CheckpointError(
             f"{folder} has no config.json, so it is not a checkpoint folder."
-            f"{_other_kind(folder.iterdir())}"
+            f"{other_kind(folder.iterdir())}"
         )
     return read_object(path)
 
@@ -156,12 +148,6 @@ def opened(path: Path, framework: str) -> Iterator[Any]:
         ) from None
 
 
-def pickles(folder: Path) -> list[Path]:
-    """The pickles of a folder that may hold weights."""
-    candidates = (path for path in folder.iterdir() if path.suffix in PICKLES)
-    return sorted(path for path in candidates if not _NOT_WEIGHTS.match(path.name))
-
-
 def safetensors_files(folder: Path) -> list[Path]:
     """The files of weights to serve.
 
@@ -172,7 +158,7 @@ def safetensors_files(folder: Path) -> list[Path]:
         return indexed_files(folder / INDEX)
     files = sorted(folder.glob("*.safetensors"))
     if adapter := next((path for path in files if path.name == ADAPTER), None):
-        raise CheckpointError(_of_an_adapter(adapter, beside=len(files) > 1))
+        raise CheckpointError(of_an_adapter(adapter, beside=len(files) > 1))
     if files:
         return files
     if old := pickles(folder):
@@ -183,30 +169,8 @@ def safetensors_files(folder: Path) -> list[Path]:
         )
     raise CheckpointError(
         f"{folder} has no *.safetensors file, so there are no weights to serve."
-        f"{_other_kind(folder.iterdir())}"
+        f"{other_kind(folder.iterdir())}"
     )
-
-
-def _of_an_adapter(path: Path, beside: bool) -> str:
-    way = f"serve it with `--enable-lora --lora-modules NAME={shlex.quote(str(path.parent))}`"
-    if beside:
-        return (
-            f"{path} is an adapter beside the weights, which vLLM would read as weights; move it "
-            f"and {ADAPTER_CONFIG} to a folder of their own, and name that to --lora-modules."
-        )
-    return (
-        f"{path} is of a LoRA adapter and no model; give the model that it was trained on, and "
-        f"{way}."
-    )
-
-
-def _other_kind(paths: Iterable[Path]) -> str:
-    """A sentence on unsupported weights among some files; empty without any."""
-    ordered = sorted(paths)
-    for pattern, kind in OTHER_KINDS.items():
-        if match := next((path for path in ordered if path.match(pattern)), None):
-            return f" {match.name} is {kind}"
-    return ""
 
 
 def _refuse_dangling(path: Path) -> None:

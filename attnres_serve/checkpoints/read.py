@@ -7,21 +7,15 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnres_serve.checkpoints.files import (
-    PICKLES,
-    Header,
-    indexed_files,
-    opened,
-    pickles,
-    safetensors_files,
-)
+from attnres_serve.checkpoints.files import Header, indexed_files, opened, safetensors_files
+from attnres_serve.checkpoints.other_files import PICKLES, pickles
 from attnres_serve.errors import CheckpointError
 
 DTYPES = {
@@ -78,6 +72,18 @@ def tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     with opened(path, "pt") as file:
         for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping
             yield name, file.get_tensor(name)
+
+
+def read_tensor(headers: Mapping[str, Header], name: str) -> Tensor:
+    """One tensor of a checkpoint, as stored.
+
+    Args:
+        headers: of a checked checkpoint.
+        name: its name in the checkpoint.
+    """
+    with opened(headers[name].file, "pt") as tensors:
+        tensor: Tensor = tensors.get_tensor(name)
+        return tensor
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:

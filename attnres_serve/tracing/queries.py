@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from attnres_serve.checkpoints import hub
-from attnres_serve.checkpoints.checked import Checkpoint, check_folder, read_tensor
+from attnres_serve.checkpoints.checked import Checkpoint, check_folder
 from attnres_serve.checkpoints.edited import of_every_source
 from attnres_serve.checkpoints.names import PARTS, tensor_name
+from attnres_serve.checkpoints.read import read_tensor
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import CheckpointError
 

@@ -15,8 +15,9 @@ from attnres_serve.checkpoints import read as weights
 from attnres_serve.checkpoints.checked import Checkpoint, check_content
 from attnres_serve.checkpoints.convert.source import Source, Stream
 from attnres_serve.checkpoints.edited import edited_tensors
-from attnres_serve.checkpoints.files import INDEX, PICKLES, Header
+from attnres_serve.checkpoints.files import INDEX, Header
 from attnres_serve.checkpoints.names import site_of, tensor_name
+from attnres_serve.checkpoints.other_files import PICKLES
 from attnres_serve.checkpoints.write import shards
 from attnres_serve.depth import static_edits
 from attnres_serve.depth.edits import Edit
