@@ -95,7 +95,7 @@ def on_config(vllm_config) -> None:
     from attnres_serve import settings
     from attnres_serve.checkpoints import aux_stream, draft, needs
     from attnres_serve.checkpoints.checked import check_folder, check_hub
-    from attnres_serve.compat import prepare, rules
+    from attnres_serve.compat import drafts, prepare, rules
     from attnres_serve.compat.engine_facts import EngineFacts
     from attnres_serve.model import config as model_config
 
@@ -129,7 +129,7 @@ def on_config(vllm_config) -> None:
     aux_stream.settle(vllm_config, parsed)
     if method == settings.MTP:
         index = None if checkpoint is None else checkpoint.index
-        draft.check_head(parsed, index, engine_config.head_of_another(vllm_config))
+        draft.check_head(parsed, index, drafts.head_of_another(vllm_config))
     _settle_tokenizer(vllm_config)
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attnres_serve.checkpoints import draft
-from attnres_serve.compat import engine_config
+from attnres_serve.compat import drafts, engine_config
 from attnres_serve.errors import SettingError
 from attnres_serve.formats.parsed_config import ParsedConfig
 from attnres_serve.settings import AUTO, EAGLE, HEADS, STREAM_KEY, STREAMS, choice
@@ -28,7 +28,7 @@ def settle(vllm_config: Any, target: ParsedConfig) -> None:
     if method not in HEADS:
         return
     draft.check_hook(target, method)
-    draft_config = engine_config.config_of_draft(vllm_config)
+    draft_config = drafts.config_of_draft(vllm_config)
     reads_layers = (getattr(draft_config, "eagle_config", None) or {}).get(
         "use_aux_hidden_state", True
     )

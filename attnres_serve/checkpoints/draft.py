@@ -10,7 +10,7 @@ from attnres_serve.checkpoints import draft_folder, hub
 from attnres_serve.checkpoints.checked import Checkpoint, check_folder, check_hub
 from attnres_serve.checkpoints.names import LOOKS_LIKE_ATTNRES, is_draft
 from attnres_serve.checkpoints.tensor_index import TensorIndex
-from attnres_serve.compat import engine_config
+from attnres_serve.compat import drafts
 from attnres_serve.compat.arguments import Arguments
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError, SettingError
@@ -45,7 +45,7 @@ def check_draft(name: str, target: Checkpoint, arguments: Arguments) -> None:
     model, revision = config.get("model"), config.get("revision")
     method = _method_of(config, name)
     if method == MTP:
-        other = engine_config.another([name], arguments.revision, str(model or name), revision)
+        other = drafts.another([name], arguments.revision, str(model or name), revision)
         check_head(parsed, target.index, other)
     elif method in HEADS:
         check_hook(parsed, method)

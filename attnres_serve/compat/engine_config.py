@@ -1,9 +1,6 @@
 """Reading and setting values of an engine's ``VllmConfig``."""
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from attnres_serve.compat import device, source
 from attnres_serve.errors import SettingError
@@ -52,35 +49,6 @@ def read_tokenizer_from(vllm_config, folder: Path) -> None:
 def speculation_method(vllm_config) -> str | None:
     config = vllm_config.speculative_config
     return config.method if config is not None else None
-
-
-def config_of_draft(vllm_config) -> Any:
-    """vLLM's configuration of the draft."""
-    return vllm_config.speculative_config.draft_model_config.hf_config
-
-
-def head_of_another(vllm_config) -> str | None:
-    """The checkpoint whose head makes drafts; None if it is the served one."""
-    model, drafts = vllm_config.model_config, vllm_config.speculative_config
-    names = [name for name in (model.model, getattr(model, "model_weights", "")) if name]
-    return another(names, model.revision, drafts.model, drafts.revision)
-
-
-def another(
-    served: Iterable[str], revision: str | None, name: str, its_revision: str | None
-) -> str | None:
-    """A description of a checkpoint for people; None if it is the served one.
-
-    Args:
-        served: the names of the served one.
-        revision: its branch, tag or commit.
-        name: the checkpoint's name or folder.
-        its_revision: its branch, tag or commit.
-    """
-    if Path(name) not in map(Path, served):
-        return name
-    is_folder = Path(name).is_dir()  # folders have no revisions
-    return None if its_revision == revision or is_folder else f"{name} at revision {its_revision}"
 
 
 WORKER_EXTENSION = "attnres_serve.worker.WorkerExtension"
@@ -198,19 +166,3 @@ def reasons(error) -> str:
     """The messages of a ValidationError of vLLM's configuration."""
     reasons = "; ".join(str(detail["msg"]) for detail in error.errors())
     return reasons.removeprefix("Value error, ")
-
-
-def current(vllm_config) -> AbstractContextManager[None]:
-    """Make a configuration current for vLLM's layers during loading."""
-    from vllm.config import set_current_vllm_config
-
-    context: AbstractContextManager[None] = set_current_vllm_config(vllm_config)
-    return context
-
-
-def is_in_this_process(engine) -> bool:
-    """Whether an engine's only worker is in this process."""
-    from vllm.v1.engine.core_client import InprocClient
-
-    alone = engine.vllm_config.parallel_config.world_size == 1
-    return alone and isinstance(engine.engine_core, InprocClient)

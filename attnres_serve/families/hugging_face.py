@@ -5,10 +5,8 @@ makes when it loads a checkpoint are reverted, so they are those of a checkpoint
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 from attnres_serve.depth.layout import COMMON, ONE, Layout
@@ -153,22 +151,6 @@ def keys(hf: str) -> frozenset[str]:
     common = {field.name for field in fields(PreTrainedConfig)}
     declared = {field.name for field in fields(cls)} - common
     return frozenset(declared | {*cls.attribute_map, *cls.attribute_map.values(), *ROTARY})
-
-
-def names_key(hf: str, key: str) -> bool:
-    """Whether the source file of a model type's configuration contains a key.
-
-    The file is read as text, because importing transformers is the slowest part of a refusal.
-    """
-    from importlib.util import find_spec
-
-    package = find_spec("transformers")
-    if package is None or package.origin is None or not re.fullmatch(r"[\w-]+", hf):
-        return False
-    folder = hf.replace("-", "_").removesuffix("_text")
-    files = (Path(package.origin).parent / "models" / folder).glob("configuration_*.py")
-    word = re.compile(rf"\b{re.escape(key)}\b")
-    return any(word.search(file.read_text(encoding="utf-8")) for file in files)
 
 
 @lru_cache(maxsize=8)

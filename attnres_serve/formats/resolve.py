@@ -9,9 +9,8 @@ from typing import Any
 
 from attnres_serve import formats
 from attnres_serve.compat import source
-from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES, checks
-from attnres_serve.formats import refused, strangers
+from attnres_serve.formats import ambiguous, refused, strangers
 from attnres_serve.formats.parsed_config import ParsedConfig
 
 TensorNames = Callable[[], Collection[str] | None]
@@ -46,7 +45,7 @@ def resolve(
         FAMILIES[parsed.family].check(parsed.config)
         checks.check_ends(parsed.config, "config.json")
     if len(candidates) > 1:
-        return _distinguished(candidates, config, names())
+        return ambiguous.distinguished(candidates, config, names())
     if candidates:
         return candidates[0]
     if config.get("model_type") == "transformer" and "auto_map" in config:
@@ -68,36 +67,3 @@ def with_list_of_architectures(config: dict[str, Any]) -> dict[str, Any]:
     """A config.json in which a single architecture as a string is a list of one."""
     architectures = config.get("architectures")
     return config | {"architectures": [architectures]} if isinstance(architectures, str) else config
-
-
-def _distinguished(
-    candidates: list[ParsedConfig], config: dict[str, Any], names: Collection[str] | None
-) -> ParsedConfig:
-    """The candidate whose format the tensor names show, of several with the same config.json.
-
-    Without tensors, a key decides that only one of the formats writes.
-    """
-    possible = [formats.by_name(parsed.format) for parsed in candidates]
-    if names is None:
-        where, marks = "config.json", {}
-        for one in possible:
-            if one.distinct_key in config:
-                marks[one.name] = str(one.distinct_key)
-    else:
-        where = "the checkpoint"
-        marks = {
-            one.name: name
-            for one in possible
-            for name in sorted(names, reverse=True)
-            if one.mark is not None and one.mark.search(name)
-        }
-    if len(marks) == 1:
-        return next(parsed for parsed in candidates if parsed.format in marks)
-    meanings = " or ".join(one.name for one in possible)
-    seen = " and ".join(f"{mark} (of {name} only)" for name, mark in marks.items())
-    raise CheckpointError(
-        f"model_type {config.get('model_type')!r} stands for {meanings}, and {where} has "
-        + (f"both {seen}" if marks else "nothing that only one of them has")
-        + ": no published code defines such a model, so it is not supported"
-        + ("; its tensors would tell more, but they are not at hand." if names is None else ".")
-    )

@@ -6,11 +6,13 @@ plain model instead.
 
 import re
 from collections.abc import Callable, Collection
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from attnres_serve.compat import source
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import FAMILIES, hugging_face, normed_llama
+from attnres_serve.families import FAMILIES, normed_llama
 from attnres_serve.families.family import Family
 from attnres_serve.formats import baseline_attnres, connections
 from attnres_serve.formats.baseline_attnres import MODE, PATTERN, SETTINGS, SWITCH
@@ -143,7 +145,21 @@ def _turns_depth_attention_on(key: str, config: dict[str, Any]) -> bool:
 def _knows(family: Family, config: dict[str, Any], key: str) -> bool:
     """Whether the class of a config.json's model type or family reads a key."""
     types = {family.hf, str(config.get("model_type"))}
-    if any(hugging_face.names_key(one, key) for one in types):
+    if any(_is_named(one, key) for one in types):
         return True
     stated = () if family.has_hf_class else family.keys()
     return key in stated
+
+
+def _is_named(hf: str, key: str) -> bool:
+    """Whether the source file of a model type's configuration contains a key.
+
+    The file is read as text, because importing transformers is the slowest part of a refusal.
+    """
+    package = find_spec("transformers")
+    if package is None or package.origin is None or not re.fullmatch(r"[\w-]+", hf):
+        return False
+    folder = hf.replace("-", "_").removesuffix("_text")
+    files = (Path(package.origin).parent / "models" / folder).glob("configuration_*.py")
+    word = re.compile(rf"\b{re.escape(key)}\b")
+    return any(word.search(file.read_text(encoding="utf-8")) for file in files)

@@ -23,7 +23,7 @@ from attnres_serve.checkpoints import checked, hub
 from attnres_serve.compat import (
     decoder,
     device,
-    engine_config,
+    drafts,
     host,
     openai_server,
     registry,
@@ -306,9 +306,9 @@ def test_heads_that_are_refused(model: Any, revision: str | None, said: str) -> 
 
 def test_a_model_id_at_another_revision_is_another_checkpoint() -> None:
     served = ["org/model"]
-    assert engine_config.another(served, "v2", "org/model", "v2") is None
-    assert engine_config.another(served, "v2", "org/model", None) == "org/model at revision None"
-    assert engine_config.another(served, "v2", "org/other", "v2") == "org/other"
+    assert drafts.another(served, "v2", "org/model", "v2") is None
+    assert drafts.another(served, "v2", "org/model", None) == "org/model at revision None"
+    assert drafts.another(served, "v2", "org/other", "v2") == "org/other"
 
 
 @pytest.mark.parametrize("flag", [{"runner": "pooling"}, {"convert": "classify"}], ids=str)

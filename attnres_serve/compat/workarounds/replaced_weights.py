@@ -165,9 +165,11 @@ def _discard(worker: Any) -> None:
 
 def _answer(worker: Any, call: Any) -> dict[str, Any]:
     """The result of a worker's call: the problem, and the models whose weights are not whole."""
+    from vllm.config import set_current_vllm_config
+
     problem = None
     try:
-        with engine_config.current(worker.vllm_config):
+        with set_current_vllm_config(worker.vllm_config):
             call()
     except (CheckpointError, SettingError) as error:
         problem = str(error)

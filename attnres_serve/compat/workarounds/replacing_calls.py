@@ -201,11 +201,19 @@ def _worker_arguments(
         )
     kwargs[FROM_ENGINE] = True
     tensors = kwargs.get("weights_iterator")
-    if tensors is None or engine_config.is_in_this_process(engine):
+    if tensors is None or _is_in_this_process(engine):
         yield (), kwargs
         return
     with tensor_file.file_of(kwargs.pop("weights_iterator")) as path:
         yield (), kwargs | {FILE: path}
+
+
+def _is_in_this_process(engine) -> bool:
+    """Whether an engine's only worker is in this process."""
+    from vllm.v1.engine.core_client import InprocClient
+
+    alone = engine.vllm_config.parallel_config.world_size == 1
+    return alone and isinstance(engine.engine_core, InprocClient)
 
 
 def _require_idle(engine: Any) -> None:
