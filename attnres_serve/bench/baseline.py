@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from attnres_serve import output
+from attnres_serve.checkpoints.base_tensors import is_left_over
 from attnres_serve.checkpoints.checked import Checkpoint
 from attnres_serve.checkpoints.convert.source import Source, Stream
-from attnres_serve.checkpoints.names import is_left_over, site_of
+from attnres_serve.checkpoints.names import site_of
 from attnres_serve.checkpoints.read import header
 from attnres_serve.checkpoints.write import shards, write_shards
 from attnres_serve.compat import device

@@ -6,14 +6,17 @@ weights they do not check that all came. So it is checked here.
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnres_serve.checkpoints import quantized
-from attnres_serve.checkpoints.names import is_left_over
+from attnres_serve.checkpoints.names import is_ignored
 from attnres_serve.checkpoints.tensors import Stored, check_dtype, check_shape
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES, experts
 from attnres_serve.families.family import HEAD, Held
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class BaseTensors:
@@ -185,6 +188,26 @@ class BaseTensors:
             if stem in self._linears:
                 layers.setdefault(stem, {})[leaf] = stored
         return layers
+
+
+def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor, by its house name, is in many checkpoints but unused.
+
+    These are rotary tables, copies for a tied head, and those of ``is_ignored``."""
+    tied = name == HEAD and config.get("tie_word_embeddings")
+    return tied or name.endswith("rotary_emb.inv_freq") or is_ignored(name, config)
+
+
+def check_spare_bias(name: str, tensor: "Tensor") -> None:
+    """Raise CheckpointError if a bias that the model does not have is not zero.
+
+    vLLM would skip it silently.
+    """
+    if tensor.any():
+        raise CheckpointError(
+            f"the checkpoint holds the bias {name}, which is not zero and which the model does not "
+            "have by config.json; the configuration and the weights do not belong together."
+        )
 
 
 def _modules(

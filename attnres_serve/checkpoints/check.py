@@ -6,11 +6,11 @@ from typing import Any
 
 from attnres_serve import formats
 from attnres_serve.checkpoints import cache, draft, hub, needs
+from attnres_serve.checkpoints.base_tensors import is_left_over
 from attnres_serve.checkpoints.checked import Checkpoint, check_folder
 from attnres_serve.checkpoints.files import Header
 from attnres_serve.checkpoints.names import (
     is_draft,
-    is_left_over,
     is_of_images,
     is_unread,
     site_of,

@@ -117,14 +117,6 @@ def cut(tensor: "Tensor", count: int) -> tuple["Tensor", ...]:
     return tensor.chunk(count) if count > 1 else (tensor,)
 
 
-def is_left_over(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a tensor, by its house name, is in many checkpoints but unused.
-
-    These are rotary tables, copies for a tied head, and those of ``is_ignored``."""
-    tied = name == HEAD and config.get("tie_word_embeddings")
-    return tied or name.endswith("rotary_emb.inv_freq") or is_ignored(name, config)
-
-
 def is_ignored(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a tensor, by its house name, predicts further tokens, reads images or is not read."""
     return is_of_images(name) or is_unread(name) or is_draft(name, config)

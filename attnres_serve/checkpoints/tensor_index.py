@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from attnres_serve.checkpoints.base_tensors import BaseTensors
+from attnres_serve.checkpoints.base_tensors import BaseTensors, check_spare_bias
 from attnres_serve.checkpoints.names import (
     BUFFER,
     LOOKS_LIKE_ATTNRES,
@@ -30,7 +30,6 @@ from attnres_serve.checkpoints.tensors import (
     check_dtype,
     check_part,
     check_shape,
-    check_spare_bias,
     check_tied,
     part_shapes,
 )

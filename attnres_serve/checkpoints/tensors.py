@@ -84,18 +84,6 @@ def check_tied(stored: Mapping[str, "Tensor"]) -> None:
         )
 
 
-def check_spare_bias(name: str, tensor: "Tensor") -> None:
-    """Raise CheckpointError if a bias that the model does not have is not zero.
-
-    vLLM would skip it silently.
-    """
-    if tensor.any():
-        raise CheckpointError(
-            f"the checkpoint holds the bias {name}, which is not zero and which the model does not "
-            "have by config.json; the configuration and the weights do not belong together."
-        )
-
-
 def _bits(tensor: "Tensor") -> "Tensor":
     import torch
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from attnres_serve.depth.spec import is_number
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, hugging_face
+from attnres_serve.families import expert_checks, head_checks, hugging_face
 from attnres_serve.families.family import Config
 from attnres_serve.families.limits import Limit
 
@@ -48,6 +48,6 @@ FAMILY = hugging_face.family(
     # vLLM's class has no biases and never ties.
     | {"attention_bias": (False,), "tie_word_embeddings": (False,)},
     kinds=("sliding_attention", "full_attention"),
-    more_checks=(checks.stated_heads, checks.expert_groups("num_experts"), experts),
+    more_checks=(head_checks.stated, expert_checks.groups("num_experts"), experts),
     adapt=state_routing,
 )

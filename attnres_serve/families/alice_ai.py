@@ -9,7 +9,16 @@ from typing import Any
 
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, delta_net, heads, hugging_face, kda, qwen3_next, rotary
+from attnres_serve.families import (
+    checks,
+    delta_net,
+    head_checks,
+    heads,
+    hugging_face,
+    kda,
+    qwen3_next,
+    rotary,
+)
 from attnres_serve.families.family import FURTHER, Config, Shape
 from attnres_serve.families.limits import Limit
 
@@ -110,7 +119,7 @@ FAMILY = hugging_face.family(
     only=ONLY,
     more_checks=(
         checks.unquantized,
-        checks.stated_heads,
+        head_checks.stated,
         stated,
         qwen3_next.both_kinds,
         delta_net.linear_heads,

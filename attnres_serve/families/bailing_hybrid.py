@@ -8,7 +8,7 @@ from typing import Any
 
 from attnres_serve.depth.spec import is_count, is_number
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, footprint, hugging_face, latent, rotary
+from attnres_serve.families import checks, expert_checks, hugging_face, idle_experts, latent, rotary
 from attnres_serve.families.family import BAILING_EMBEDDING, HEAD, Config, Family, Shape
 from attnres_serve.families.limits import Limit
 
@@ -209,7 +209,7 @@ FAMILY = Family(
         hugging_face.only_values(ONLY),
         latent.stated(ALWAYS),
         checks.values,
-        checks.expert_groups("num_experts"),
+        expert_checks.groups("num_experts"),
         checks.unquantized,
     ),
     window=None,
@@ -217,7 +217,7 @@ FAMILY = Family(
         latent.head_size(config) * (config["num_hidden_layers"] // config[GROUP])
     ),
     state_bytes=state_bytes,
-    idle_elements=lambda config: footprint.idle_elements(
+    idle_elements=lambda config: idle_experts.elements(
         shapes(config), config["num_experts_per_tok"]
     ),
     fused=FUSED,

@@ -6,7 +6,14 @@ Hugging Face has no class for it: its facts come from vLLM's class.
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import bailing_hybrid, checks, footprint, hugging_face, latent
+from attnres_serve.families import (
+    bailing_hybrid,
+    checks,
+    expert_checks,
+    hugging_face,
+    idle_experts,
+    latent,
+)
 from attnres_serve.families.family import Config, Family, Shape
 
 SHARED = "moe_shared_expert_intermediate_size"
@@ -82,13 +89,13 @@ FAMILY = Family(
         checks.values,
         checks.unquantized,
         checks.groups,
-        checks.expert_groups("num_experts"),
+        expert_checks.groups("num_experts"),
     ),
     window=None,
     cache_elements=lambda config: (
         2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     ),
-    idle_elements=lambda config: footprint.idle_elements(
+    idle_elements=lambda config: idle_experts.elements(
         shapes(config), config["num_experts_per_tok"]
     ),
     fused=(("gate_proj", "up_proj"),),

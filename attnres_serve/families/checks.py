@@ -64,7 +64,7 @@ def check_ends(config: Config, file: str, rows: Any = None) -> None:
 
 def groups(name: str, config: Config) -> None:
     """Raise CheckpointError unless query heads divide evenly among the key and value heads."""
-    if not (sizes := _head_sizes(config)):
+    if not (sizes := head_sizes(config)):
         return
     _, heads, kv_heads = sizes
     if heads % kv_heads:
@@ -75,7 +75,7 @@ def groups(name: str, config: Config) -> None:
 
 def whole_heads(name: str, config: Config) -> None:
     """Raise CheckpointError unless the number of heads divides the hidden size."""
-    if not (sizes := _head_sizes(config)):
+    if not (sizes := head_sizes(config)):
         return
     hidden, heads, _ = sizes
     if hidden % heads:
@@ -85,29 +85,11 @@ def whole_heads(name: str, config: Config) -> None:
         )
 
 
-def fixed_heads(name: str, config: Config) -> None:
-    """Raise CheckpointError if config.json states a head size that vLLM ignores."""
-    if not (sizes := _head_sizes(config)):
-        return
-    hidden, heads, _ = sizes
-    if (head := config.get("head_dim")) not in (None, hidden // heads):
-        raise CheckpointError(
-            f"head_dim is {head!r}, but vLLM's {name} has hidden_size / num_attention_heads "
-            f"({hidden // heads}) always; remove the key if the model was trained so."
-        )
-
-
 def even_heads(name: str, config: Config) -> None:
     """Raise CheckpointError for an odd head size, stated or computed from the hidden size."""
-    if sizes := _head_sizes(config):
+    if sizes := head_sizes(config):
         head = config.get("head_dim")
-        _check_even(sizes[0] // sizes[1] if head is None else head)
-
-
-def even_stated_heads(name: str, config: Config) -> None:
-    """Raise CheckpointError if an odd head size is stated."""
-    if _head_sizes(config):
-        _check_even(config.get("head_dim"))
+        check_even(sizes[0] // sizes[1] if head is None else head)
 
 
 def require_counts(config: Config, keys: tuple[str, ...]) -> None:
@@ -120,15 +102,6 @@ def require_counts(config: Config, keys: tuple[str, ...]) -> None:
             )
 
 
-def stated_heads(name: str, config: Config) -> None:
-    """Raise CheckpointError if no head size is stated: the classes' defaults differ."""
-    if not is_count(head := config.get("head_dim")):
-        raise CheckpointError(
-            f"head_dim is {head!r}; config.json of {name} must state it, a whole number of at "
-            "least 1."
-        )
-
-
 def unquantized(name: str, config: Config) -> None:
     """Raise CheckpointError for quantized weights; the family was never run with them."""
     if quantization := config.get("quantization_config"):
@@ -136,49 +109,6 @@ def unquantized(name: str, config: Config) -> None:
             f"quantization_config is {quantization!r}; {name} is served without quantization "
             "alone: give the checkpoint that this one was quantized from."
         )
-
-
-def some_experts(dense: str, usual: int) -> Check:
-    """A check that some layer has experts, because vLLM's class fails without one.
-
-    Args:
-        dense: the key that states how many of the first layers have none.
-        usual: its value if config.json does not state it.
-    """
-
-    def check(name: str, config: Config) -> None:
-        layers: Any = config.get("num_hidden_layers")
-        stated = config.get(dense, usual)
-        if is_count(layers) and type(stated) is int and stated >= layers:
-            raise CheckpointError(
-                f"{dense} is {stated} and num_hidden_layers {layers}, so no layer has experts; "
-                f"vLLM's {name} needs one that has. State a {dense} of {layers - 1} at most if the "
-                "model was trained so."
-            )
-
-    return check
-
-
-def expert_groups(experts: str) -> Check:
-    """A check of the groups that experts are chosen from.
-
-    Args:
-        experts: the key of their number.
-    """
-
-    def check(name: str, config: Config) -> None:
-        count: Any = config.get(experts)
-        groups, chosen = config.get("n_group", 1), config.get("topk_group", 1)
-        fits = is_count(groups) and is_count(chosen) and chosen <= groups
-        if not fits or (
-            experts in config and (not is_count(count) or count % groups or count < 2 * groups)
-        ):
-            raise CheckpointError(
-                f"n_group is {groups!r} and topk_group {chosen!r} with {experts} {count!r}; {name} "
-                "needs groups of one size, of at least two experts, and topk_group of them at most."
-            )
-
-    return check
 
 
 def full_attention(name: str, config: Config) -> None:
@@ -214,12 +144,13 @@ def kinds(*supported: str) -> Check:
     return check
 
 
-def _check_even(head: Any) -> None:
+def check_even(head: Any) -> None:
+    """Raise CheckpointError for an odd head size."""
     if is_count(head) and head % 2:
         raise CheckpointError(f"head_dim is {head}; rotary embedding needs an even number.")
 
 
-def _head_sizes(config: Config) -> tuple[int, int, int] | None:
+def head_sizes(config: Config) -> tuple[int, int, int] | None:
     """Hidden size, heads and heads for keys; None if one is missing or no number.
 
     ``Family.shapes`` raises for that."""

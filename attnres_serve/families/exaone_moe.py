@@ -2,7 +2,7 @@
 
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, heads, hugging_face
+from attnres_serve.families import expert_checks, heads, hugging_face
 from attnres_serve.families.family import Config
 
 _KINDS = ("sliding_attention", "full_attention")
@@ -34,5 +34,5 @@ FAMILY = hugging_face.family(
     draft=heads.MTP,
     also=("head_dim", "num_nextn_predict_layers"),
     kinds=_KINDS,
-    more_checks=(_windows, checks.expert_groups("num_experts")),
+    more_checks=(_windows, expert_checks.groups("num_experts")),
 )

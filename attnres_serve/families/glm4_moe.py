@@ -1,6 +1,6 @@
 """GLM-4-MoE: GLM-4.5 and its like."""
 
-from attnres_serve.families import checks, heads, hugging_face
+from attnres_serve.families import expert_checks, head_checks, heads, hugging_face
 from attnres_serve.families.limits import Limit
 
 FAMILY = hugging_face.family(
@@ -13,9 +13,9 @@ FAMILY = hugging_face.family(
     also=("head_dim",),
     only={"tie_word_embeddings": (False,)},  # vLLM's class never ties
     more_checks=(
-        checks.stated_heads,
-        checks.expert_groups("n_routed_experts"),
-        checks.some_experts("first_k_dense_replace", usual=1),
+        head_checks.stated,
+        expert_checks.groups("n_routed_experts"),
+        expert_checks.some("first_k_dense_replace", usual=1),
     ),
     rotates_part=True,
 )

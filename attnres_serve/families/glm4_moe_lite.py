@@ -1,7 +1,7 @@
 """GLM-4-MoE-Lite (GLM-4.7-Flash): DeepSeek-V3's attention and GLM-4-MoE's experts."""
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, heads, hugging_face, latent
+from attnres_serve.families import expert_checks, heads, hugging_face, latent
 from attnres_serve.families.family import Config
 from attnres_serve.families.limits import Limit
 
@@ -32,6 +32,6 @@ FAMILY = hugging_face.family(
     more_checks=(
         _dense_layers,
         latent.expert_groups(smallest=2),
-        checks.some_experts("first_k_dense_replace", usual=1),
+        expert_checks.some("first_k_dense_replace", usual=1),
     ),
 )

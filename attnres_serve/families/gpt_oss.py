@@ -1,7 +1,7 @@
 """gpt-oss: attention sinks, windows in every other layer, and experts whose weights are stacked."""
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, hugging_face
+from attnres_serve.families import head_checks, hugging_face
 from attnres_serve.families.family import Config
 
 _KINDS = ("sliding_attention", "full_attention")  # by vLLM's class of even layers and of odd ones
@@ -53,7 +53,7 @@ FAMILY = hugging_face.family(
         "tie_word_embeddings": (False,),
     },
     kinds=_KINDS,
-    more_checks=(checks.stated_heads, _windows, _yarn, _unquantized),
+    more_checks=(head_checks.stated, _windows, _yarn, _unquantized),
     usual_eps=1e-5,
     has_fixed_eps=True,
     limits=frozenset(),

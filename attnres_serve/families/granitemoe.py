@@ -1,6 +1,6 @@
 """Granite with experts."""
 
-from attnres_serve.families import checks, hugging_face
+from attnres_serve.families import head_checks, hugging_face
 
 FAMILY = hugging_face.family(
     "granitemoe",
@@ -12,5 +12,5 @@ FAMILY = hugging_face.family(
         "attention_bias": (False,),  # vLLM's class has none
         "layer_types": (None,),  # where they are stated, it has windows and sinks
     },
-    more_checks=(checks.fixed_heads,),
+    more_checks=(head_checks.fixed,),
 )

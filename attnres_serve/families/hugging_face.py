@@ -11,7 +11,7 @@ from typing import Any
 
 from attnres_serve.depth.layout import COMMON, ONE, Layout
 from attnres_serve.errors import CheckpointError, first_line
-from attnres_serve.families import checks, experts, footprint, latent, rotary
+from attnres_serve.families import checks, experts, footprint, idle_experts, latent, rotary
 from attnres_serve.families.family import HEAD, Check, Config, Family, Held, Shape
 from attnres_serve.families.in_memory import held
 
@@ -97,7 +97,7 @@ def family(
         return footprint.convolution_elements(tensor_shapes) * width + recurrent
 
     def idle_elements(config: Config) -> int:
-        return footprint.idle_elements(shapes(config), chosen_experts(hf, stand_in(config)))
+        return idle_experts.elements(shapes(config), chosen_experts(hf, stand_in(config)))
 
     usual: dict[str, Any] = {
         "title": name,

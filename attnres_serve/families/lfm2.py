@@ -3,7 +3,7 @@
 from typing import Any
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, hugging_face
+from attnres_serve.families import head_checks, hugging_face
 from attnres_serve.families.family import Config
 from attnres_serve.families.limits import Limit
 
@@ -40,7 +40,7 @@ FAMILY = hugging_face.family(
     also=(*SIZES, "block_ff_dim", "block_norm_eps", "head_dim", "tie_embedding"),
     # vLLM's class ties always.
     only={"tie_word_embeddings": (True,), "tie_embedding": (True,)},
-    more_checks=(checks.fixed_heads, one_size),
+    more_checks=(head_checks.fixed, one_size),
     kinds=("conv", "full_attention"),
     adapt=state_sizes,
 )

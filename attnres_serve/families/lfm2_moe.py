@@ -1,7 +1,7 @@
 """LFM2-MoE: short convolutions between layers of attention, and experts."""
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, hugging_face
+from attnres_serve.families import expert_checks, head_checks, hugging_face
 from attnres_serve.families.family import Config
 from attnres_serve.families.limits import Limit
 
@@ -27,9 +27,9 @@ FAMILY = hugging_face.family(
     # vLLM's class ties always.
     only={"tie_word_embeddings": (True,), "tie_embedding": (True,)},
     more_checks=(
-        checks.fixed_heads,
+        head_checks.fixed,
         stated_kinds,
-        checks.some_experts("num_dense_layers", usual=2),
+        expert_checks.some("num_dense_layers", usual=2),
     ),
     kinds=("conv", "full_attention"),
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, hugging_face
+from attnres_serve.families import head_checks, hugging_face
 from attnres_serve.families.family import Config
 
 BLOCK = 128  # tokens in a block of vLLM's cache on CPU, a multiple of those on a GPU
@@ -70,7 +70,7 @@ FAMILY = hugging_face.family(
     # vLLM's kernels support weights on the input with one expert only.
     only={"attention_bias": (False,), "num_experts_per_tok": (1,)},
     kinds=_KINDS,
-    more_checks=(checks.stated_heads, _chunks, _experts),
+    more_checks=(head_checks.stated, _chunks, _experts),
     usual_eps=1e-5,
     limits=frozenset(),
 )

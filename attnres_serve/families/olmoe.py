@@ -1,6 +1,6 @@
 """OLMoE: a query and a key norm over all heads at once."""
 
-from attnres_serve.families import checks, hugging_face
+from attnres_serve.families import head_checks, hugging_face
 
 FAMILY = hugging_face.family(
     "olmoe",
@@ -8,7 +8,7 @@ FAMILY = hugging_face.family(
     module="vllm.model_executor.models.olmoe",
     cls="OlmoeForCausalLM",
     also=("head_dim",),
-    more_checks=(checks.fixed_heads,),
+    more_checks=(head_checks.fixed,),
     # vLLM's class has these fixed, and always a separate head.
     only={
         "norm_topk_prob": (False,),

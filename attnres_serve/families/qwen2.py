@@ -1,6 +1,6 @@
 """Qwen2."""
 
-from attnres_serve.families import checks, dense, rotary
+from attnres_serve.families import checks, dense, head_checks, rotary
 from attnres_serve.families.family import Config, Shape
 
 
@@ -22,7 +22,7 @@ FAMILY = dense.family(
         checks.values,
         checks.groups,
         checks.whole_heads,
-        checks.fixed_heads,
+        head_checks.fixed,
         checks.even_heads,
         rotary.check,
     ),

@@ -1,6 +1,6 @@
 """Qwen3, whose heads have a query and a key norm."""
 
-from attnres_serve.families import checks, dense, rotary
+from attnres_serve.families import checks, dense, head_checks, rotary
 from attnres_serve.families.family import Config, Shape
 
 
@@ -22,7 +22,7 @@ FAMILY = dense.family(
     layer,
     title="Qwen3",
     cls="Qwen3ForCausalLM",
-    checks=(checks.values, checks.groups, checks.even_stated_heads, rotary.check),
+    checks=(checks.values, checks.groups, head_checks.even_if_stated, rotary.check),
     window=checks.flagged_window,
     has_head_norms=True,
     limits=frozenset(),

@@ -7,7 +7,7 @@ from typing import Any
 
 from attnres_serve.depth.spec import is_count
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import checks, delta_net, heads, hugging_face
+from attnres_serve.families import checks, delta_net, head_checks, heads, hugging_face
 from attnres_serve.families.family import FURTHER, Config
 from attnres_serve.families.limits import Limit
 
@@ -81,7 +81,7 @@ FAMILY = hugging_face.family(
     only={"attention_bias": (False,), "tie_word_embeddings": (False,)},
     more_checks=(
         checks.unquantized,
-        checks.stated_heads,
+        head_checks.stated,
         both_kinds,
         delta_net.linear_heads,
         delta_net.convolution,

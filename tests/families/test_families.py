@@ -20,7 +20,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from attnres_serve.errors import CheckpointError
-from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, checks, layout_of
+from attnres_serve.families import BY_ARCHITECTURE, FAMILIES, expert_checks, layout_of
 from attnres_serve.families.limits import Limit
 from attnres_serve.formats.resolve import resolve
 from attnres_serve.model import config as model_config
@@ -131,7 +131,7 @@ def test_a_mixture_without_any_expert_is_refused(
 @pytest.mark.parametrize("stated", [{"dense": 5}, {"dense": 3}, {}])
 def test_layers_without_experts_are_counted_from_the_first(stated: dict[str, int]) -> None:
     """More than there are, as many, and as many as Hugging Face's class has by default."""
-    check = checks.some_experts("dense", usual=2)
+    check = expert_checks.some("dense", usual=2)
     check("any", stated | {"num_hidden_layers": 6})
     layers = stated.get("dense", 2)
     for fewer in (layers, layers - 1):

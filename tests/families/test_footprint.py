@@ -5,7 +5,7 @@ from math import prod
 import pytest
 from facts import TINY
 
-from attnres_serve.families import FAMILIES, experts, footprint
+from attnres_serve.families import FAMILIES, experts, footprint, idle_experts
 
 
 def vllms(name: str) -> list[tuple[int, ...]]:
@@ -60,7 +60,7 @@ def test_active_parameters(name: str) -> None:
         return
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     number = next(config[count] for count in counts if count in config)
-    idle = footprint.idle_elements(family.shapes(config), 1)
+    idle = idle_experts.elements(family.shapes(config), 1)
     assert idle % (number - 1) == 0
     assert family.idle_elements(config) == idle // (number - 1) * (number - config[key])
     shapes = family.shapes(config).items()
