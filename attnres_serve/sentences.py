@@ -61,6 +61,11 @@ def some(names: Iterable[object]) -> str:
     return f"{listed} and {more} more" if more > 0 else listed
 
 
+def capital(text: str) -> str:
+    """A text with a capital letter at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
 def amount(size: int, units: Mapping[str, int] = DECIMAL) -> str:
     """Bytes in the largest unit that they fill, or in the smallest one."""
     smallest = min(units, key=units.__getitem__)

@@ -172,15 +172,9 @@ def shard_tokens(additional_config: Any) -> int | None:
     return tokens if is_on else None
 
 
-# Methods of speculative decoding: n-grams of the text, a separate model, the checkpoint's head, or
-# a head in another folder.
+# Methods of speculative decoding with a model: a separate one, the checkpoint's head, or a head in
+# another folder.
 MODEL = "draft_model"
 MTP = "mtp"
 EAGLE, EAGLE3 = "eagle", "eagle3"
 HEADS = (EAGLE, EAGLE3)
-SPECULATION = ("ngram", MODEL, MTP, *HEADS)
-# Methods with a specific reason for their refusal (vLLM 0.32), as a part of a sentence.
-REFUSED = {
-    "extract_hidden_states": ", as vLLM's ExampleHiddenStatesConnector stores by CUDA streams and "
-    "was not tried on a GPU",
-}

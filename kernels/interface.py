@@ -82,7 +82,21 @@ class BackendError(RuntimeError):
     """A backend that cannot run on this machine; the message says why and what to do."""
 
 
-class TensorBackend(Protocol):
+class _Prepared(Protocol):
+    """What both kinds of backends have."""
+
+    def prepare(self, dtype: torch.dtype | None = None) -> None:
+        """Make the backend ready to run.
+
+        Args:
+            dtype: of the activations; None for any that it takes.
+
+        Raises:
+            BackendError: it cannot run on this machine, or not in that dtype.
+        """
+
+
+class TensorBackend(_Prepared, Protocol):
     """A backend that works on separate tensors and writes to none of its arguments: torch.
 
     Arguments of several functions:
@@ -100,16 +114,6 @@ class TensorBackend(Protocol):
 
     @property
     def IN_PLACE(self) -> Literal[False]: ...
-
-    def prepare(self, dtype: torch.dtype | None = None) -> None:
-        """Make the backend ready to run.
-
-        Args:
-            dtype: of the activations; None for any that it takes.
-
-        Raises:
-            BackendError: it cannot run on this machine, or not in that dtype.
-        """
 
     def single_pass(
         self,
@@ -161,7 +165,7 @@ class TensorBackend(Protocol):
         """
 
 
-class BankBackend(Protocol):
+class BankBackend(_Prepared, Protocol):
     """A backend that works in place on a bank: cpp and triton.
 
     A function may write ``normed`` over ``delta``, as vLLM's fused add + RMSNorm does (cpp does
@@ -182,16 +186,6 @@ class BankBackend(Protocol):
 
     @property
     def IN_PLACE(self) -> Literal[True]: ...
-
-    def prepare(self, dtype: torch.dtype | None = None) -> None:
-        """Make the backend ready to run.
-
-        Args:
-            dtype: of the activations; None for any that it takes.
-
-        Raises:
-            BackendError: it cannot run on this machine, or not in that dtype.
-        """
 
     def queries_of(self, sites: Sequence[SiteWeights]) -> Any:
         """The queries of all sites of a pipeline stage, as the other functions take them.

@@ -18,8 +18,14 @@ from attnres_serve.families import FAMILIES, heads
 from attnres_serve.families.family import Family
 from attnres_serve.families.limits import Limit
 from attnres_serve.formats.parsed_config import ParsedConfig
-from attnres_serve.settings import HEADS, MIXED, MODEL, MTP, REFUSED, SPECULATION
+from attnres_serve.settings import HEADS, MIXED, MODEL, MTP
 
+SPECULATION = ("ngram", MODEL, MTP, *HEADS)  # methods; the first takes n-grams of the text
+# Methods with a specific reason for their refusal (vLLM 0.32), as a part of a sentence.
+REFUSED = {
+    "extract_hidden_states": ", as vLLM's ExampleHiddenStatesConnector stores by CUDA streams and "
+    "was not tried on a GPU",
+}
 FLAG = "--speculative-config"
 # vLLM's flags for single keys of it.
 PARTS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}

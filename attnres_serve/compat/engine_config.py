@@ -64,11 +64,6 @@ def has_worker_extension(vllm_config) -> bool:
     return vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION
 
 
-def has_stages(vllm_config) -> bool:
-    """Whether pipeline parallelism splits the layers."""
-    return vllm_config.parallel_config.pipeline_parallel_size > 1
-
-
 def uses_lora(vllm_config) -> bool:
     return vllm_config.lora_config is not None
 

@@ -60,6 +60,11 @@ class EngineFacts:
         return engine_config.uses_lora(self.vllm)
 
     @property
+    def has_stages(self) -> bool:
+        """Whether pipeline parallelism splits the layers."""
+        return bool(self.parallel.pipeline_parallel_size > 1)
+
+    @property
     def caches_prefixes(self) -> bool:
         return bool(self.vllm.cache_config.enable_prefix_caching)
 
@@ -134,7 +139,7 @@ class EngineFacts:
         if not self.shards_sites:
             return None
         used = {
-            "--pipeline-parallel-size": engine_config.has_stages(self.vllm),
+            "--pipeline-parallel-size": self.has_stages,
             "--data-parallel-size": self.parallel.data_parallel_size > 1,
             "--decode-context-parallel-size": self.parallel.decode_context_parallel_size > 1,
             "--enable-dbo": self.parallel.use_ubatching,

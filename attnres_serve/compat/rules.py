@@ -57,7 +57,7 @@ def require(facts: EngineFacts) -> None:
 
 RULES = (
     Rule(
-        lambda facts: facts.has_drafts and engine_config.has_stages(facts.vllm),
+        lambda facts: facts.has_drafts and facts.has_stages,
         "speculative decoding is not supported with pipeline parallelism, of which only the "
         "last stage has drafts in vLLM; leave --pipeline-parallel-size out, or start without "
         "--speculative-config.",

@@ -25,10 +25,9 @@ from attnres_serve.model.dry_run import run_dry
 from attnres_serve.model.edited_sites import EditedSites
 from attnres_serve.model.loading import LoadingMixin, parameters_of
 from attnres_serve.model.origin import Origin
-from attnres_serve.model.sharded_site import Division, leave_sums
+from attnres_serve.model.sharded_site import Division, described, leave_sums
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.model.stage import install_sites, rows_received
-from attnres_serve.sentences import amount
 from attnres_serve.settings import MIXED
 from attnres_serve.start import events
 
@@ -93,15 +92,7 @@ class AttnResMixin(LoadingMixin):
         if least is not None:
             leave_sums(model, spec, self.attn_res_sites)
             self.attn_res_chunk = least - 1
-            rows = max(site.context.slots for site in self.attn_res_sites.values())
-            sharded_bytes, whole_bytes = (
-                amount(rows * engine_config.bytes_of_a_row(vllm_config, size))
-                for size in (most, tokens)
-            )
-            sharded = (
-                f", sites sharded from {least} tokens on: a bank of {sharded_bytes} instead of "
-                f"{whole_bytes}"
-            )
+            sharded = described(vllm_config, self.attn_res_sites, least)
         elif (shard_tokens := settings.shard_tokens(vllm_config.additional_config)) is not None:
             sharded = f", no sites sharded: no step has {shard_tokens} tokens"
         self.attn_res_parameters = parameters_of(self.attn_res_sites, stored, decoder.name_in(self))

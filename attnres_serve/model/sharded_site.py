@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from vllm.utils.torch_utils import direct_register_custom_op
 
-from attnres_serve.compat import decoder, token_shards
+from attnres_serve.compat import decoder, engine_config, token_shards
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.model.site_norm import SiteNorm, State
+from attnres_serve.sentences import amount
 
 
 @dataclass
@@ -111,6 +112,23 @@ def leave_sums(model: nn.Module, spec: AttnResSpec, installed: Mapping[int, Site
             site.reduces_delta = not _norms_sums(layer) and token_shards.leave_sum(
                 layer, before.kind
             )
+
+
+def described(vllm_config: Any, installed: Mapping[int, SiteNorm], least: int) -> str:
+    """What the log says of sharded sites: from how many tokens on, and the size of their bank.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        installed: the sites of a pipeline stage by index.
+        least: tokens of the smallest divided step.
+    """
+    rows = max(site.context.slots for site in installed.values())
+    tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    sharded, whole = (
+        amount(rows * engine_config.bytes_of_a_row(vllm_config, size))
+        for size in (token_shards.most(vllm_config), tokens)
+    )
+    return f", sites sharded from {least} tokens on: a bank of {sharded} instead of {whole}"
 
 
 def _norms_sums(layer: nn.Module) -> bool:

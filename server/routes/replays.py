@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from fastapi import HTTPException
 
+from attnres_serve import sentences
 from attnres_serve.compat import requests
 from attnres_serve.depth.resolved_edits import Resolved
 from attnres_serve.tracing import answer as trace_answer
@@ -58,5 +59,5 @@ async def replay(
     running.add_done_callback(lambda _: lock.release())
     result = trace_answer.merged(await asyncio.shield(running))
     if result.problem is not None:
-        raise HTTPException(500, result.problem[:1].upper() + result.problem[1:])
+        raise HTTPException(500, sentences.capital(result.problem))
     return result

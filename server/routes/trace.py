@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import Field, model_validator
 
-from attnres_serve import settings
+from attnres_serve import sentences, settings
 from attnres_serve.compat import engine_config, openai_app, openai_server, requests
 from attnres_serve.depth.edits import Count, positions_of
 from attnres_serve.depth.sites import Site, sites
@@ -177,7 +177,7 @@ async def places_of(client) -> list[Site]:
         )
     for problem in await requests.ask_workers(client, "attn_res_untraceable"):
         if problem is not None:
-            raise HTTPException(501, _capital(problem))
+            raise HTTPException(501, sentences.capital(problem))
     if await requests.is_asleep(client):
         raise HTTPException(503, "The engine is asleep; wake it up first.")
     return list(sites(spec))
@@ -255,7 +255,3 @@ def _encode(fields: dict, pieces: list[tuple[Site, bytes, bytes]], rows: int) ->
 
 def _raw(value: Any) -> msgspec.Raw:
     return msgspec.Raw(json.dumps(value, allow_nan=False).encode())
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]

@@ -19,7 +19,7 @@ from facts import TINY
 from vllm_configs import vllm_config
 
 from attnres_serve import plugin, settings
-from attnres_serve.checkpoints import checked, hub
+from attnres_serve.checkpoints import checked, draft, hub
 from attnres_serve.compat import (
     decoder,
     device,
@@ -231,7 +231,7 @@ def test_speculation_that_is_refused(method: str) -> None:
     assert config.load_config.load_format == "auto"
 
 
-@pytest.mark.parametrize("method", settings.SPECULATION)
+@pytest.mark.parametrize("method", draft.SPECULATION)
 def test_drafts_of_pipelines_are_refused(method: str) -> None:
     """In vLLM 0.32 a stage without a drafter ends by an exception."""
     config = speculative(method)
