@@ -51,7 +51,8 @@ def recorded_engine(
     config = llm.llm_engine.vllm_config.model_config.hf_config
     # A model with standard residuals has vLLM's class, and only the fields.
     layout = layout_of(getattr(config, "attn_res_config", None) or config.to_dict())
-    norms = [decoder.of(model).get_submodule(path) for path in layout.norms]
+    paths = [*(sublayer.norm for sublayer in layout.sublayers), layout.final_norm]
+    norms = [decoder.of(model).get_submodule(path) for path in paths]
     received: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
 

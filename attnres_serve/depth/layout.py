@@ -90,11 +90,6 @@ class Layout:
     def num_layers(self) -> int:
         return self.sublayers[-1].layer + 1
 
-    @property
-    def norms(self) -> list[str]:
-        """Paths of the norms before the sublayers and before the head."""
-        return [*(sublayer.norm for sublayer in self.sublayers), self.final_norm]
-
     @cached_property
     def kinds(self) -> frozenset[str]:
         """The kinds of its sublayers."""
