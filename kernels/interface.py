@@ -82,7 +82,7 @@ class BackendError(RuntimeError):
     """A backend that cannot run on this machine; the message says why and what to do."""
 
 
-class _Prepared(Protocol):
+class _AnyBackend(Protocol):
     """What both kinds of backends have."""
 
     def prepare(self, dtype: torch.dtype | None = None) -> None:
@@ -96,7 +96,7 @@ class _Prepared(Protocol):
         """
 
 
-class TensorBackend(_Prepared, Protocol):
+class TensorBackend(_AnyBackend, Protocol):
     """A backend that works on separate tensors and writes to none of its arguments: torch.
 
     Arguments of several functions:
@@ -165,7 +165,7 @@ class TensorBackend(_Prepared, Protocol):
         """
 
 
-class BankBackend(_Prepared, Protocol):
+class BankBackend(_AnyBackend, Protocol):
     """A backend that works in place on a bank: cpp and triton.
 
     A function may write ``normed`` over ``delta``, as vLLM's fused add + RMSNorm does (cpp does

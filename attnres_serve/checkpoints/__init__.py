@@ -4,7 +4,7 @@ A line for each file:
 
 check.py: the command check: what would be served
 checked.py: the checks of a checkpoint, without an engine
-unrecognised.py: the error for one without AttnRes
+not_attnres.py: the error for one without AttnRes
 files.py, read.py, write.py: a folder's config.json and headers; files of weights, read and
     written
 other_files.py: pickles, adapters and other weights that are not served

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnres_serve.checkpoints import hub, unrecognised
+from attnres_serve.checkpoints import hub, not_attnres
 from attnres_serve.checkpoints.files import Header, read_config, read_headers
 from attnres_serve.checkpoints.headers import check_headers
 from attnres_serve.checkpoints.renaming.rename import CONVERT_COMMAND
@@ -44,7 +44,7 @@ class Checkpoint:
             CheckpointError: it is no AttnRes checkpoint.
         """
         if self.parsed is None:
-            raise unrecognised.of_checkpoint(name, self.config, conversion(name))
+            raise not_attnres.of_checkpoint(name, self.config, conversion(name))
         return self.parsed
 
 

@@ -26,7 +26,7 @@ from attnres_serve.model.config import spec_of
 from attnres_serve.server import metrics, refusal
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.refusal import REFUSALS
-from attnres_serve.server.routes import logprobs, replays, under_edits, vectors
+from attnres_serve.server.routes import edited, logprobs, replays, vectors
 from attnres_serve.tracing import answer as trace_answer
 from attnres_serve.tracing import predicted, readings
 from attnres_serve.tracing.answer import TraceAnswer
@@ -111,7 +111,7 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     hidden = client.vllm_config.model_config.get_hidden_size()
     try:
         positions = positions_of(body.tokens, length)
-        edits = await under_edits.resolved(body, places, length, hidden) if body.edits else []
+        edits = await edited.resolved(body, places, length, hidden) if body.edits else []
         engine_config.require_few_logprobs(client.vllm_config, "logprobs", body.logprobs)
         engine_config.require_few_logprobs(client.vllm_config, "lens", body.lens)
         if body.lens is not None:
@@ -126,7 +126,7 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
         name = f"attn-res-trace-{raw_request.headers.get('X-Request-Id') or uuid4().hex}"
         most = engine_config.longest_answer(client.vllm_config, body.max_tokens)
         completion = (
-            await under_edits.generate(state, client, prompt, most, edits)
+            await edited.generate(state, client, prompt, most, edits)
             if edits
             else await requests.generate(client, prompt, most, name)
         )

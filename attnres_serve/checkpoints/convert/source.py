@@ -18,11 +18,11 @@ from attnres_serve.checkpoints.checked import check_content
 from attnres_serve.checkpoints.files import Header, read_config
 from attnres_serve.checkpoints.headers import check_headers
 from attnres_serve.checkpoints.names import TIED, is_of_images, is_unread
+from attnres_serve.checkpoints.not_attnres import no_attnres
 from attnres_serve.checkpoints.other_files import PICKLES, pickles
 from attnres_serve.checkpoints.renaming.rename import RENAME_OPTION, Rename, new_names
 from attnres_serve.checkpoints.tensor_index import TensorIndex
 from attnres_serve.checkpoints.tensors import check_tied
-from attnres_serve.checkpoints.unrecognised import no_attnres
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.families.family import EMBEDDINGS, HEAD
