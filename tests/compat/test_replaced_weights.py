@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnres_serve.compat import device, engine_config, tensor_file, versions
+from attnres_serve.compat import device, tensor_file, versions
 from attnres_serve.compat.device import Kind
 from attnres_serve.compat.workarounds import replaced_weights, replacing_calls
 from attnres_serve.compat.workarounds.replaced_weights import (
@@ -69,7 +69,7 @@ def made_up(**more: Any) -> Any:
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "kind", lambda: Kind.CPU)
-    monkeypatch.setattr(engine_config, "current", nullcontext)
+    monkeypatch.setattr("vllm.config.set_current_vllm_config", nullcontext)
     monkeypatch.setattr(versions, "is_older_than", lambda other: False)
 
 

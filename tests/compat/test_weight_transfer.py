@@ -18,7 +18,7 @@ pytest.importorskip("vllm")
 from vllm.v1.worker.gpu_worker import Worker
 
 from attnres_serve import WeightSender
-from attnres_serve.compat import engine_config, tensor_file
+from attnres_serve.compat import tensor_file
 from attnres_serve.compat.weight_transfer import SharedMemoryEngine
 from attnres_serve.compat.workarounds import replaced_weights
 from attnres_serve.compat.workarounds.replaced_weights import (
@@ -140,7 +140,7 @@ class Update:
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     """vLLM's, that receives weights of a trainer."""
-    monkeypatch.setattr(engine_config, "current", nullcontext)
+    monkeypatch.setattr("vllm.config.set_current_vllm_config", nullcontext)
     monkeypatch.setattr("vllm.v1.worker.gpu_worker.set_current_vllm_config", nullcontext)
     for name in STEPS:
         monkeypatch.setattr(Worker, name, getattr(Worker, name))
