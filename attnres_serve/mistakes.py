@@ -90,6 +90,11 @@ def first(errors: Sequence[Error], value: Any = _UNKNOWN, below: int = 0) -> Mis
     return Mistake(field, _reason([one for one in ends if not _is_type(one)] or ends))
 
 
+def messages(errors: Sequence[Error]) -> str:
+    """The messages of all errors of vLLM's configuration, as its validators wrote them."""
+    return "; ".join(str(error["msg"]) for error in errors).removeprefix("Value error, ")
+
+
 def _split(place: list[Any], error: Error, value: Any) -> tuple[Place, Place]:
     """The steps of a place to fields and entries, and the names of kinds among them."""
     steps, kind = [], []

@@ -14,7 +14,7 @@ from typing import Any
 
 import attnres_serve
 from attnres_serve import formats, settings
-from attnres_serve.checkpoints import blocks, cache, hub, needs, tables
+from attnres_serve.checkpoints import adapter_tables, blocks, cache, hub, needs
 from attnres_serve.checkpoints.check import served_dtype
 from attnres_serve.checkpoints.checked import check_model
 from attnres_serve.checkpoints.draft import check_draft
@@ -229,7 +229,7 @@ def check_checkpoint(
     check_draft(name, checkpoint, arguments)
     if formats.by_name(parsed.format).layer_names_of is None:  # other formats take no adapters
         needed = checkpoint.index.base.needed if checkpoint.index else {}
-        modules.check(arguments, needed, partial(tables.has_table, checkpoint))
+        modules.check(arguments, needed, partial(adapter_tables.has_table, checkpoint))
     settings.require_edits(settings.from_flags(arguments.values), parsed.spec)
     kv_cache = cache.of(name, parsed, arguments)
     events.tell("model", facts=facts.of_checkpoint(name, parsed, kv_cache))

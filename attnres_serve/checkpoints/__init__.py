@@ -14,7 +14,7 @@ tensors.py, base_tensors.py: checks of single tensors; the tensors of the family
     AttnRes
 tensor_index.py: the tensors of a checkpoint, checked as they are read
 tensor_names.py: the names of a checkpoint's tensors, before its headers are checked
-tables.py: the embedding and the head, which an adapter may repeat
+adapter_tables.py: the embedding and the head, which an adapter may repeat
 names.py: names in a checkpoint, and those of the house format
 renaming/: unknown names: what they may be, and --rename
 plain_config.py: AttnRes tensors beside the config.json of a plain model

@@ -20,8 +20,8 @@ bare_package.py: modules of a vLLM package whose __init__ cannot be imported her
 engine_config.py, drafts.py: reading and setting values of a VllmConfig; its drafts
 decoder.py: model objects in a worker: norms, layers, parameters, stages
 token_shards.py: the tokens of a step, divided over tensor-parallel workers
-replay.py, stages.py: one sequence through a worker's modules, with separate caches; its rows
-    from stage to stage
+replay.py, logits.py: one sequence through a worker's modules, with separate caches; logits of
+    its vectors
 changing_edits.py: edits that replace others in a running engine
 renewal.py: a loaded model made blank and filled again
 weight_transfer.py, tensor_file.py: a trainer's weights, through mapped files

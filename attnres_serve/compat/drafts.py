@@ -1,4 +1,4 @@
-"""The checkpoint of an engine's drafts, by its ``VllmConfig``."""
+"""The checkpoint of an engine's drafts, by its ``VllmConfig``; and their model in a worker."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,3 +32,11 @@ def another(
         return name
     is_folder = Path(name).is_dir()  # folders have no revisions
     return None if its_revision == revision or is_folder else f"{name} at revision {its_revision}"
+
+
+def draft_model(worker) -> tuple[Any, Any] | None:
+    """The draft model of a worker and its configuration; None without one."""
+    speculation = worker.vllm_config.speculative_config
+    model = getattr(getattr(worker.model_runner, "drafter", None), "model", None)
+    config = getattr(speculation, "draft_model_config", None)
+    return None if model is None or config is None else (model, config)

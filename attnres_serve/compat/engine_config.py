@@ -12,12 +12,6 @@ def has_attn_res(vllm_config) -> bool:
     return hasattr(vllm_config.model_config.hf_config, "attn_res_config")
 
 
-def activation(vllm_config) -> str | None:
-    """The name of the activation of one of our models, from its config.json."""
-    name: str | None = vllm_config.model_config.hf_config.attn_res_config.get("hidden_act")
-    return name
-
-
 def require_safetensors(vllm_config) -> None:
     """Keep vLLM from falling back to pickles if a checkpoint has no safetensors files."""
     from_object_storage = getattr(vllm_config.model_config, "model_weights", "")
@@ -155,9 +149,3 @@ def bytes_of_a_row(vllm_config, tokens: int) -> int:
     """Bytes of one row of the bank for ``tokens``."""
     model = vllm_config.model_config
     return tokens * model.hf_config.hidden_size * model.dtype.itemsize
-
-
-def reasons(error) -> str:
-    """The messages of a ValidationError of vLLM's configuration."""
-    reasons = "; ".join(str(detail["msg"]) for detail in error.errors())
-    return reasons.removeprefix("Value error, ")

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnres_serve import settings
 from attnres_serve.compat import engine_config, host
-from attnres_serve.families import BY_ARCHITECTURE, layer_kinds
+from attnres_serve.families import BY_ARCHITECTURE, footprint
 from attnres_serve.families.family import Family, Shape
 
 # Hugging Face's keys for the width of a short convolution, in tokens.
@@ -150,7 +150,7 @@ class EngineFacts:
 
     def targets_of_experts(self) -> str | None:
         """The state of --lora-target-modules, if it includes experts."""
-        if not self.has_lora or not layer_kinds.expert_layers(self.shapes):
+        if not self.has_lora or not footprint.expert_layers(self.shapes):
             return None
         if not (targets := self.vllm.lora_config.target_modules):
             return "is not given"

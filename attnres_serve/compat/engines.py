@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from attnres_serve.compat import decoder, engine_config
+from attnres_serve import mistakes
+from attnres_serve.compat import decoder
 from attnres_serve.depth.layout import Layout
 from attnres_serve.errors import SettingError
 from attnres_serve.families import layout_of
@@ -46,7 +47,7 @@ def recorded_engine(
                 additional_config=settings,
             )
     except ValidationError as error:
-        raise SettingError(engine_config.reasons(error)) from None
+        raise SettingError(mistakes.messages(error.errors())) from None
     model = decoder.inner_model(llm.llm_engine.model_executor.driver_worker.worker)
     config = llm.llm_engine.vllm_config.model_config.hf_config
     # A model with standard residuals has vLLM's class, and only the fields.

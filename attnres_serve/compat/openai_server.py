@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from attnres_serve import mistakes
 from attnres_serve.compat import device, engine_config, versions
 from attnres_serve.errors import SettingError
 from attnres_serve.start import events
@@ -176,4 +177,4 @@ def run_server(
         gc.enable()  # it was off during imports
         command.cmd(args)
     except ValidationError as error:
-        raise SettingError(engine_config.reasons(error)) from None
+        raise SettingError(mistakes.messages(error.errors())) from None

@@ -1,6 +1,6 @@
 """The moments that apply workarounds; the rest of the project calls only these."""
 
-from attnres_serve.compat import changing_edits, device, engine_config, unguarded, versions
+from attnres_serve.compat import changing_edits, device, unguarded, versions
 from attnres_serve.compat.workarounds import (
     adapter_refusals,
     adapters_again,
@@ -99,7 +99,7 @@ def worker(vllm_config) -> None:
     amx.permit_amx()
     shared_memory.forget_shared_memory()
     python_frames.PATCH.apply()
-    if engine_config.activation(vllm_config) == "xielu":
+    if vllm_config.model_config.hf_config.attn_res_config.get("hidden_act") == "xielu":
         xielu.PATCH.apply()
     for patch in replaced_weights.WORKERS:
         patch.apply()

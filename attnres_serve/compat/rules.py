@@ -11,15 +11,15 @@ from attnres_serve import formats, settings
 from attnres_serve.compat import device, engine_config, versions
 from attnres_serve.compat.engine_facts import EXAMPLE, WIDEST, EngineFacts
 from attnres_serve.errors import SettingError
-from attnres_serve.families import layer_kinds
+from attnres_serve.families import footprint
 from attnres_serve.families.limits import Limit
 from attnres_serve.lora.refusals import REMEDY
 
 LINEAR_SINCE = (0, 32)
 WITHOUT_DRAFTS = (0, 30)  # on a CPU
 CACHES = {
-    "a KV cache": layer_kinds.cached_layers,
-    "a recurrent state": layer_kinds.convolved_layers,
+    "a KV cache": footprint.cached_layers,
+    "a recurrent state": footprint.convolved_layers,
 }
 # Values of --load-format whose tensors go through the model's ``load_weights``.
 LOADING = ("auto", "safetensors", "fastsafetensors", "hf", "pt", "npcache", "runai_streamer")
@@ -117,7 +117,7 @@ RULES = (
     ),
     # The class searches every stage for a layer with experts, and raises without one.
     Rule(
-        lambda facts: facts.stage_without({"experts": layer_kinds.expert_layers}),
+        lambda facts: facts.stage_without({"experts": footprint.expert_layers}),
         "the pipeline stage {value}, which vLLM's class of this family needs; " + STAGES,
         Limit.EXPERTS,
     ),
@@ -176,7 +176,7 @@ RULES = (
         lambda facts: (
             device.is_cpu()
             and facts.parallel.data_parallel_size != 1
-            and layer_kinds.expert_layers(facts.shapes)
+            and footprint.expert_layers(facts.shapes)
         ),
         "--data-parallel-size is {facts.parallel.data_parallel_size}, by which vLLM divides a "
         "mixture of experts on GPUs alone; start as many servers without it.",

@@ -6,8 +6,8 @@ from typing import Any
 from attnres_serve.depth.layout import Layout
 from attnres_serve.depth.spec import AttnResSpec, is_count, is_number
 from attnres_serve.errors import CheckpointError
-from attnres_serve.formats.common_keys import kept
 from attnres_serve.formats.keys import refuse_unknown
+from attnres_serve.formats.parsed_config import kept
 
 OWN_KEYS = frozenset(
     ("attnres_block_size", "hidden_size", "num_hidden_layers", "num_heads", "norm_eps")

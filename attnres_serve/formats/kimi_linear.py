@@ -11,11 +11,10 @@ from attnres_serve.compat.native import Native
 from attnres_serve.depth.spec import AttnResSpec, is_count
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
-from attnres_serve.formats.common_keys import COMMON
 from attnres_serve.formats.family_config import family_config
 from attnres_serve.formats.format import Blocks, Format
 from attnres_serve.formats.keys import refuse_unknown
-from attnres_serve.formats.parsed_config import ParsedConfig
+from attnres_serve.formats.parsed_config import COMMON, ParsedConfig
 
 NAME = "kimi_linear"
 BLOCK = "attn_res_block_size"

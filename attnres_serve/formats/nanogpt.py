@@ -15,9 +15,8 @@ from attnres_serve.depth.spec import AttnResSpec, is_count, is_number
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families import FAMILIES
 from attnres_serve.formats import connections
-from attnres_serve.formats.common_keys import kept
 from attnres_serve.formats.format import Blocks, Format
-from attnres_serve.formats.parsed_config import ParsedConfig
+from attnres_serve.formats.parsed_config import ParsedConfig, kept
 from attnres_serve.formats.prefixes import Prefixes
 
 NAME = "nanogpt"

@@ -28,7 +28,7 @@ from attnres_serve.formats.format import Format
 from attnres_serve.model.config import spec_of
 from attnres_serve.model.edited_sites import EditedSites
 from attnres_serve.model.origin import Origin
-from attnres_serve.model.quantized import require_one_quantisation
+from attnres_serve.model.quantized_weights import require_one_quantisation
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.start import events
 

@@ -17,7 +17,7 @@ from attnres_serve.checkpoints.files import read_headers
 from attnres_serve.checkpoints.finite import check_finite
 from attnres_serve.checkpoints.names import TIED, is_draft
 from attnres_serve.checkpoints.tensors import Stored, check_shape
-from attnres_serve.compat import renewal, tensor_file
+from attnres_serve.compat import drafts, renewal, tensor_file
 from attnres_serve.compat.renewal import DRAFT, TARGET, Update
 from attnres_serve.errors import CheckpointError
 from attnres_serve.families.family import EMBEDDINGS, HEAD
@@ -140,7 +140,7 @@ def begin(worker: Any, is_draft_model: bool = False, is_partial: bool = False) -
     if not is_draft_model:
         model: Any = worker.get_model()
         return ModelUpdate(worker, model, worker.model_config, is_partial)
-    draft = _draft_model(worker)
+    draft = drafts.draft_model(worker)
     if draft is None:
         raise CheckpointError("this engine has no draft model whose weights could be replaced.")
     if isinstance(draft[0], LoadingMixin):
@@ -229,7 +229,7 @@ def renew(worker: Any, model: Any, config: Any, tensors: Any, has_draft_head: bo
         tensors: returns all its validated tensors on every call.
         has_draft_head: whether the tensors include those of a draft head in use.
     """
-    draft = _draft_model(worker) if has_draft_head else None
+    draft = drafts.draft_model(worker) if has_draft_head else None
     names = {TARGET if model is worker.get_model() else DRAFT} | ({DRAFT} if draft else set())
     with _broken(worker, names):
         if isinstance(model, LoadingMixin):
@@ -263,14 +263,6 @@ def _with_head(
         yield stored_name, tensor
     if not has_head and embedding is not None:
         yield HEAD, embedding
-
-
-def _draft_model(worker: Any) -> tuple[Any, Any] | None:
-    """The draft model of a worker and its configuration; None without one."""
-    speculation = worker.vllm_config.speculative_config
-    model = getattr(getattr(worker.model_runner, "drafter", None), "model", None)
-    config = getattr(speculation, "draft_model_config", None)
-    return None if model is None or config is None else (model, config)
 
 
 @contextmanager

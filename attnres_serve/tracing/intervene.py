@@ -18,7 +18,8 @@ from attnres_serve.depth.resolved_edits import Resolved, mask
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import MASKED, SiteWeights
 from attnres_serve.model.site_norm import SiteNorm
-from attnres_serve.tracing.listen import TOKENS_AT_ONCE, folded, mixed_by, sources_of
+from attnres_serve.tracing.listen import TOKENS_AT_ONCE, folded, sources_of
+from attnres_serve.tracing.vectors import mixed_by
 
 
 class Intervention:

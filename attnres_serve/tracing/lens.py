@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnres_serve.compat import decoder, stages
+from attnres_serve.compat import decoder, logits
 from attnres_serve.kernels import reference
-from attnres_serve.tracing.listen import TOKENS_AT_ONCE, mixed_by
+from attnres_serve.tracing.listen import TOKENS_AT_ONCE
 from attnres_serve.tracing.predict import Predictions
 from attnres_serve.tracing.readings import MIX, Lens
+from attnres_serve.tracing.vectors import mixed_by
 
 
 class Reader:
@@ -54,7 +55,7 @@ class Reader:
         Every worker calls this when its replay has ended, even after an error: the others wait.
         """
         vectors = [part for number in sorted(self._parts) for part in self._parts[number]]
-        self._rows = stages.collected(torch.cat(vectors) if vectors else None)
+        self._rows = logits.collected(torch.cat(vectors) if vectors else None)
 
     def predict(self, worker) -> None:
         """Predict from the collected vectors; all workers of the last stage do so together."""

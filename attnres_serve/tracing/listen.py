@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from attnres_serve.kernels.interface import SiteWeights
@@ -33,9 +32,3 @@ def folded(site: SiteWeights) -> Tensor:
 def rms(x: Tensor) -> Tensor:
     """The root mean square of ``x [..., d]``, ``[...]`` float32."""
     return x.float().square().mean(-1).sqrt()
-
-
-def mixed_by(weights: Tensor, sources: Sequence[Tensor]) -> Tensor:
-    """The mix ``[T, d]`` float32 of ``n`` sources ``[T, d]`` by weights ``[T, n]``."""
-    stacked = torch.stack(tuple(sources), dim=-2).float()
-    return (weights.unsqueeze(-1) * stacked).sum(-2)

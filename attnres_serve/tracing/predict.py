@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from attnres_serve.compat import logits
 from attnres_serve.tracing.listen import TOKENS_AT_ONCE
 
 LEAST = -9999.0  # instead of the logarithm of zero, as in vLLM's routes
@@ -36,9 +37,9 @@ class Predictions:
         for at in range(first, end, TOKENS_AT_ONCE):
             part = slice(at, min(at + TOKENS_AT_ONCE, end))
             rows = torch.tensor(self.positions[part], device=hidden.device) - begin
-            logits = model.compute_logits(hidden[rows])  # [T, vocabulary]
-            if logits is not None:  # None on a worker whose part another worker gathers
-                self._parts.append(self._of(logits.float(), self.following[part]))
+            rows_of_logits = logits.logits(model, hidden[rows])
+            if rows_of_logits is not None:
+                self._parts.append(self._of(rows_of_logits.float(), self.following[part]))
 
     def _of(self, logits: Tensor, following: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         total = logits.logsumexp(-1, keepdim=True)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from attnres_serve.model.site_norm import SiteNorm
-from attnres_serve.tracing.listen import mixed_by
 
 
 class Vectors:
@@ -37,3 +36,9 @@ class Vectors:
         """Shape and bytes of each tensor, float32, by its name in a response."""
         whole = {name: torch.cat(parts) for name, parts in self._parts.items()}
         return {name: ([*x.shape], x.numpy().tobytes()) for name, x in whole.items()}
+
+
+def mixed_by(weights: Tensor, sources: Sequence[Tensor]) -> Tensor:
+    """The mix ``[T, d]`` float32 of ``n`` sources ``[T, d]`` by weights ``[T, n]``."""
+    stacked = torch.stack(tuple(sources), dim=-2).float()
+    return (weights.unsqueeze(-1) * stacked).sum(-2)

@@ -16,7 +16,8 @@ from attnres_serve.compat.workarounds.replacing_calls import CHANGED
 from attnres_serve.depth.sites import Site
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.refusal import REFUSALS
-from attnres_serve.server.routes import replays, trace
+from attnres_serve.server.routes import trace
+from attnres_serve.server.traces import replays
 from attnres_serve.tracing.statistics import COST, StatisticsAnswer, of_site, sums
 
 MOST = 64  # sequences that wait

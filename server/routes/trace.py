@@ -20,13 +20,14 @@ from pydantic import Field, model_validator
 from attnres_serve import sentences, settings
 from attnres_serve.compat import engine_config, openai_app, openai_server, requests
 from attnres_serve.depth.edits import Count, positions_of
+from attnres_serve.depth.resolved_edits import require_few_tokens, resolve
 from attnres_serve.depth.sites import Site, sites
 from attnres_serve.errors import SettingError
 from attnres_serve.model.config import spec_of
 from attnres_serve.server import metrics, refusal
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.refusal import REFUSALS
-from attnres_serve.server.routes import edited, logprobs, replays, vectors
+from attnres_serve.server.traces import edited_answer, logprobs, replays, vectors
 from attnres_serve.tracing import answer as trace_answer
 from attnres_serve.tracing import predicted, readings
 from attnres_serve.tracing.answer import TraceAnswer
@@ -110,8 +111,12 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
     length = len(prompt) + body.max_tokens
     hidden = client.vllm_config.model_config.get_hidden_size()
     try:
+        if body.edits:
+            require_few_tokens(body.max_tokens, "max_tokens", "edits")
         positions = positions_of(body.tokens, length)
-        edits = await edited.resolved(body, places, length, hidden) if body.edits else []
+        edits = []
+        if body.edits:
+            edits = await asyncio.to_thread(resolve, body.edits, places, length, hidden)
         engine_config.require_few_logprobs(client.vllm_config, "logprobs", body.logprobs)
         engine_config.require_few_logprobs(client.vllm_config, "lens", body.lens)
         if body.lens is not None:
@@ -126,7 +131,7 @@ async def _trace(body: TraceRequest, raw_request: Request) -> Response:
         name = f"attn-res-trace-{raw_request.headers.get('X-Request-Id') or uuid4().hex}"
         most = engine_config.longest_answer(client.vllm_config, body.max_tokens)
         completion = (
-            await edited.generate(state, client, prompt, most, edits)
+            await edited_answer.generate(state, client, prompt, most, edits)
             if edits
             else await requests.generate(client, prompt, most, name)
         )

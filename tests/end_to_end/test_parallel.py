@@ -13,7 +13,7 @@ from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.depth.sites import sites
 from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.families import FAMILIES
-from attnres_serve.families.layer_kinds import expert_layers
+from attnres_serve.families.footprint import expert_layers
 from attnres_serve.settings import ALGORITHMS
 from tests.end_to_end.test_goldens import check_trace
 

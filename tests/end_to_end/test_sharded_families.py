@@ -21,7 +21,7 @@ from jobs import engine_job, fresh_prompts, run_named
 
 from attnres_serve.checkpoints.checked import check_folder
 from attnres_serve.families import FAMILIES
-from attnres_serve.families.layer_kinds import expert_layers
+from attnres_serve.families.footprint import expert_layers
 from attnres_serve.settings import ALGORITHMS
 from attnres_serve.verify import oracle
 from tests.end_to_end.test_families import CHUNK, chosen

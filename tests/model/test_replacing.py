@@ -20,6 +20,7 @@ from vllm.model_executor.model_loader.utils import (
     process_weights_after_loading,
 )
 
+from attnres_serve.compat import drafts
 from attnres_serve.errors import CheckpointError
 from attnres_serve.model import replacing
 
@@ -303,7 +304,7 @@ def test_a_draft_of_another_folder_gets_no_tensors_of_a_head(
     """A checkpoint may store a head that vLLM takes no drafts from."""
     monkeypatch.setattr(replacing, "is_draft", lambda name, _: name == NAME)
     worker.get_model().attn_res_draft_head = frozenset()
-    monkeypatch.setattr(replacing, "_draft_model", lambda _: 1 / 0)
+    monkeypatch.setattr(drafts, "draft_model", lambda _: 1 / 0)
     for is_partial in (True, False):
         send(worker, tensors(world, "llama", 2), is_partial)
 

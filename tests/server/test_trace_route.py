@@ -35,7 +35,8 @@ from attnres_serve.depth.spec import AttnResSpec
 from attnres_serve.server import metrics, passes
 from attnres_serve.server.bounds.policy import Policy
 from attnres_serve.server.endpoints import EndpointPlugin
-from attnres_serve.server.routes import replays, trace
+from attnres_serve.server.routes import trace
+from attnres_serve.server.traces import replays
 from attnres_serve.tracing import answer as trace_answer
 from attnres_serve.tracing import readings
 from attnres_serve.verify import oracle
@@ -473,7 +474,7 @@ def packed(values: Any) -> str:
             "edits: found 65 entries; expected",
         ),
         (
-            {"prompt": [3], "edits": [{"mean": True}], "max_tokens": 65},
+            {"prompt": [3], "edits": [{"mean": True}], "max_tokens": 65, "tokens": [999]},
             "max_tokens is 65; with edits expected at most 64",
         ),
     ],

@@ -31,8 +31,8 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.sequence import IntermediateTensors
 
+from attnres_serve.compat import logits
 from attnres_serve.compat import replay as replays
-from attnres_serve.compat import stages
 from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import MASKED, SiteWeights
 from attnres_serve.model.site_norm import SiteOrderError
@@ -324,7 +324,7 @@ def test_stages_bring_rows_to_the_last(own, monkeypatch):
     for number in (0, 1):
         stage = Stage(number, messages)
         monkeypatch.setattr("vllm.distributed.get_pp_group", lambda stage=stage: stage)
-        found = stages.collected(rows[number])
+        found = logits.collected(rows[number])
         assert number or (found is None and len(messages) == 1)
     assert not messages
     wanted = [number for number, has in enumerate(own) if has for _ in range(2)]

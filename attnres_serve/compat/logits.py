@@ -1,4 +1,4 @@
-"""Tensors that pipeline stages send on after a replay."""
+"""Logits of vectors that a replay gave, which pipeline stages send on to the last one."""
 
 from typing import Any
 
@@ -27,3 +27,11 @@ def collected(rows: Any | None) -> Any | None:
         stages.send_tensor_dict({} if rows is None else {"rows": rows})
         return None
     return rows
+
+
+def logits(model, hidden) -> Any:
+    """The logits ``[T, vocabulary]`` for a decoder's output ``[T, d]``.
+
+    None on a worker whose part another worker gathers.
+    """
+    return model.compute_logits(hidden)

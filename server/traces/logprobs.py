@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attnres_serve.depth.resolved_edits import Resolved
-from attnres_serve.server.routes import replays
+from attnres_serve.server.traces import replays
 from attnres_serve.tracing import predicted
 from attnres_serve.tracing.answer import ReplayResult
 
