@@ -45,6 +45,8 @@ class Tree:
             if (ROOT / name).exists():  # a tracked file may be deleted
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+        for command in ("init", "--quiet"), ("add", "--all"):  # tests of pages ask git for them
+            subprocess.run(["git", *command], cwd=folder, check=True)
 
     def run(
         self, tests: Sequence[str], engine: bool, seconds: float, *options: str
