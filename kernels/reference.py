@@ -50,7 +50,12 @@ def mix(
     if bias is not None:
         logits = logits + bias.to(compute_dtype)
     weights = torch.softmax(logits, dim=-1)
-    return (weights.unsqueeze(-1) * stacked).sum(-2), weights
+    return weighted(stacked, weights), weights
+
+
+def weighted(stacked: Tensor, weights: Tensor) -> Tensor:
+    """The sum ``[T, d]`` of sources ``[T, n, d]`` by weights ``[T, n]``."""
+    return (weights.unsqueeze(-1) * stacked).sum(-2)
 
 
 def phase_1(
@@ -79,7 +84,7 @@ def phase_1(
         if biases is not None:
             logits = logits + biases[site].to(compute_dtype)
         log_sums.append(torch.logsumexp(logits, dim=-1))
-        answers.append((torch.softmax(logits, -1).unsqueeze(-1) * stacked).sum(-2))
+        answers.append(weighted(stacked, torch.softmax(logits, -1)))
     return torch.stack(answers), torch.stack(log_sums)
 
 

@@ -19,7 +19,6 @@ from attnres_serve.kernels import reference
 from attnres_serve.kernels.interface import MASKED, SiteWeights
 from attnres_serve.model.site_norm import SiteNorm
 from attnres_serve.tracing.listen import TOKENS_AT_ONCE, folded, sources_of
-from attnres_serve.tracing.vectors import mixed_by
 
 
 class Intervention:
@@ -108,7 +107,7 @@ class Intervention:
             changed = (before != after).any(-1)
             for one, other in zip(unedited, read, strict=True):
                 changed |= (one != other).any(-1)
-            mixed = mixed_by(after, read)
+            mixed = reference.weighted(torch.stack(read, dim=1).float(), after)
             edited = reference.rms_norm(mixed, site.norm_weight, site.norm_eps)
             result[chosen[changed]] = edited[changed].to(normed.dtype)
         return result if isinstance(output, Tensor) else (result, output[1])

@@ -15,7 +15,6 @@ from attnres_serve.kernels import reference
 from attnres_serve.tracing.listen import TOKENS_AT_ONCE
 from attnres_serve.tracing.predict import Predictions
 from attnres_serve.tracing.readings import MIX, Lens
-from attnres_serve.tracing.vectors import mixed_by
 
 
 class Reader:
@@ -46,7 +45,10 @@ class Reader:
             weights: ``[T, n]`` float32, the site's weights.
         """
         for number, column in self._columns[index]:
-            vector = mixed_by(weights, sources) if column == MIX else sources[column].float()
+            if column == MIX:
+                vector = reference.weighted(torch.stack(tuple(sources), dim=1).float(), weights)
+            else:
+                vector = sources[column].float()
             self._parts[number].append(vector.cpu())
 
     def collect(self) -> None:

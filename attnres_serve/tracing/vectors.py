@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnres_serve.kernels import reference
 from attnres_serve.model.site_norm import SiteNorm
 
 
@@ -22,7 +23,7 @@ class Vectors:
         """Take the sources and the mix of a site; see ``lens.Reader.take``."""
         stacked = torch.stack(tuple(sources), dim=1).float()
         self._parts[f"site.{index}.sources"].append(stacked.cpu())
-        self._parts[f"site.{index}.mix"].append(mixed_by(weights, sources).cpu())
+        self._parts[f"site.{index}.mix"].append(reference.weighted(stacked, weights).cpu())
 
     def __call__(self, norm: SiteNorm, arguments: tuple) -> None:
         """Take a site's input, before the site overwrites it; a forward pre-hook."""
@@ -36,9 +37,3 @@ class Vectors:
         """Shape and bytes of each tensor, float32, by its name in a response."""
         whole = {name: torch.cat(parts) for name, parts in self._parts.items()}
         return {name: ([*x.shape], x.numpy().tobytes()) for name, x in whole.items()}
-
-
-def mixed_by(weights: Tensor, sources: Sequence[Tensor]) -> Tensor:
-    """The mix ``[T, d]`` float32 of ``n`` sources ``[T, d]`` by weights ``[T, n]``."""
-    stacked = torch.stack(tuple(sources), dim=-2).float()
-    return (weights.unsqueeze(-1) * stacked).sum(-2)
