@@ -36,16 +36,12 @@ def test_every_file_of_routes_is_looked_at() -> None:
     files = {path.stem for path in (ROOT / "server" / "routes").glob("*.py")}
     assert files == {
         "__init__",
-        "edited",
         "edits",
         "info",
-        "logprobs",
         "models",
         "page",
-        "replays",
         "statistics",
         "trace",
-        "vectors",
         "weights",
     }
 
