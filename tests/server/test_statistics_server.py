@@ -87,12 +87,15 @@ def test_exactly_the_tokens_of_requests_are_counted(server, tmp_path):
 
 
 def test_replays_keep_to_their_share(server):
-    """By the clock, but for the last replay, behind which nothing was waited."""
+    """By the clock, but for the last replay, however long: its wait does not end here."""
     begin = time.monotonic()
     post(server, f"{URL}/start", cost=0.05)
+    found = [server.get(URL)]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda number: ask(server, 1 + 3 * number), range(8)))
-    found = post(server, f"{URL}/stop")
-    assert found["sequences"] > 0
-    share = found["seconds"] / (time.monotonic() - begin)
-    assert share <= 0.05 * (1 + 1 / max(found["sequences"] - 1, 0.5))
+        asked = pool.map(lambda number: ask(server, 1 + 3 * number), range(8))
+        until(lambda: found.append(server.get(URL)) or found[-1]["sequences"] >= 3, 300)
+        elapsed = time.monotonic() - begin
+        list(asked)
+    post(server, f"{URL}/stop")
+    before = [one["seconds"] for one in found if one["sequences"] < found[-1]["sequences"]]
+    assert 0 < max(before) <= 0.05 * elapsed
