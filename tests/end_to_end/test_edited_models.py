@@ -16,13 +16,12 @@ import torch
 from checkpoints import GOLDENS, write_baseline, write_house
 from edited_oracle import mixing_sites, of_a_model, static
 from goldens import (
-    EVERYWHERE,
+    all_rounded,
     bound,
     check_against,
     check_all_against,
     check_executed,
     judge_of,
-    rounded,
 )
 from jobs import engine_job, fresh_prompts, run_named
 
@@ -89,7 +88,6 @@ ALWAYS = (
 CASES = {
     f"{name}, {way}, {one}": (name, way, one) for name, way, one in product(MADE, WAYS, ALGORITHMS)
 }
-BOTH = (EVERYWHERE, -EVERYWHERE)  # as in ``goldens.rounding``
 
 
 def marked(case: str) -> Any:
@@ -207,7 +205,7 @@ def test_statistics(case, folders, changing):
 
 
 def check_statistics(model, pairs: list[tuple[list[int], list[int]]], found: list[Any]) -> None:
-    each = [weights_of(one, pairs) for one in (model, *(rounded(model, far) for far in BOTH))]
+    each = [weights_of(one, pairs) for one in (model, *all_rounded(model))]
     assert [site["index"] for site in found] == [*each[0]]
     for site in found:
         for phase in ("prefill", "decode"):

@@ -1,16 +1,18 @@
 """Every family with zero queries against the original in plain vLLM."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_sites
 from checkpoints import write_standard
 from facts import FACTS
-from goldens import check_alike, check_executed
+from goldens import check_alike, check_executed, judge_of
 from jobs import engine_job, fresh_prompts, run_engine
 
 from attnres_serve.checkpoints.convert.command import convert
-from tests.end_to_end.test_families import CASES, CHOSEN, STOCK, chosen, first_case
+from tests.end_to_end.test_families import CASES, CHOSEN, JUDGED, STOCK, chosen, first_case
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
@@ -18,8 +20,11 @@ UNIT_SCALE = 1.0  # activations large against eps, so that n^2 eps does not matt
 
 
 @pytest.fixture(scope="module")
-def twins(request, tmp_path_factory) -> dict[str, tuple[Any, Any]]:
-    """Serve standard checkpoints by plain vLLM, and the same with zero queries: both results."""
+def twins(request, tmp_path_factory) -> dict[str, tuple[dict[str, Any], Any, Any]]:
+    """Serve standard checkpoints by plain vLLM, and the same with zero queries: both results.
+
+    The job is that of the zero queries.
+    """
     root, names = tmp_path_factory.mktemp("twins"), chosen(request, "name")
     prompts, plain, ours = fresh_prompts((5, 40, 180)), [], []
     for name in names:
@@ -39,12 +44,17 @@ def twins(request, tmp_path_factory) -> dict[str, tuple[Any, Any]]:
     wanted = run_engine(plain, root / "plain", VLLM_PLUGINS="")
     assert not wanted["plugin_loaded"]
     found = run_engine(ours, root / "ours")["results"]
-    return dict(zip(names, zip(wanted["results"], found, strict=True), strict=True))
+    return dict(zip(names, zip(ours, wanted["results"], found, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("name", STOCK)
 def test_zero_queries_equal_the_original_in_plain_vllm(twins, name, record_property):
-    plain, ours = twins[name]
-    check_alike(plain, ours)
+    job, plain, ours = twins[name]
+    reaches = []
+    if name in JUDGED:
+        judge = judge_of(tiny_sites.load(Path(job["checkpoint"])))
+        answers = zip(job["prompts"], plain["alone"], strict=True)
+        reaches = [judge((*prompt, *answer["tokens"]))[1] for prompt, answer in answers]
+    check_alike(plain, ours, reaches)
     check_executed(ours, CHOSEN[first_case(name)], compiled=False)
     record_property("shows", (name, "twin"))

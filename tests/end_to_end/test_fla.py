@@ -8,7 +8,7 @@ from typing import Any
 
 import fla_models
 import pytest
-from goldens import check_all_against, check_executed, rounded
+from goldens import all_rounded, check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_engine, run_random
 
 from tests.end_to_end.test_families import CHUNK, check_traced, check_zero_queries, chosen
@@ -74,7 +74,8 @@ def check(model: fla_models.FlaModel, job: dict[str, Any], result: dict[str, Any
     check_all_against(model, job, result, caches_prefixes=False)
     check_executed(result, job["algorithm"], compiled=job["mode"] == "compiled")
     ids = max(job["prompts"], key=len)
-    check_traced(model.traced(ids), rounded(model).traced(ids), result["trace"])
+    off = [one.traced(ids) for one in all_rounded(model)]
+    check_traced(model.traced(ids), off, result["trace"])
 
 
 def run_and_check(

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -203,13 +204,28 @@ def check_all_against(
     check_answers(model, job, result, cached=True)
 
 
-def check_alike(wanted: dict[str, Any], found: dict[str, Any]) -> None:
-    """Compare the answers alone of two engines that compute one function."""
-    for one, other in zip(wanted["alone"], found["alone"], strict=True):
-        assert one["tokens"] == other["tokens"]
-        for key in ("prompt_logprobs", "logprobs"):
-            for a, b in zip(one[key], other[key], strict=True):
-                assert abs(a - b) <= 2 * bound(b)  # each of the two may be off by one bound
+def check_alike(
+    wanted: dict[str, Any], found: dict[str, Any], reaches: Sequence[Sequence[float]] = ()
+) -> None:
+    """Compare the answers alone of two engines that compute one function.
+
+    A greedy choice may fall either way where both logprobs are as close as that; what follows it
+    differs.
+
+    Args:
+        wanted, found: their results.
+        reaches: of each prompt with its answer, how far float32 may lie off, as a judge says.
+    """
+    for at, (one, other) in enumerate(zip(wanted["alone"], found["alone"], strict=True)):
+        tokens = zip(one["tokens"], other["tokens"], strict=True)
+        alike = len([*takewhile(lambda pair: pair[0] == pair[1], tokens)])
+        rows = [
+            answer["prompt_logprobs"] + answer["logprobs"][: alike + 1] for answer in (one, other)
+        ]
+        for position, (a, b) in enumerate(zip(*rows, strict=True)):
+            reach = reaches[at][position] if reaches else 0.0
+            # Each of the two may be off by one bound.
+            assert abs(a - b) <= 2 * (bound(b) + reach), (at, position, a, b, reach)
 
 
 def rounding(model, ids: Sequence[int], logprobs: torch.Tensor) -> list[float]:
@@ -217,10 +233,9 @@ def rounding(model, ids: Sequence[int], logprobs: torch.Tensor) -> list[float]:
 
     In random models of small weights a few positions lose all but some digits: rounding the weights
     to float32 alone moves them by 1e-5 to 8e-5, others by 2e-7.  An evaluation in float32, which
-    rounds everywhere, is off by ``EVERYWHERE`` times as much at most.  Weights are moved both ways,
-    so that a choice of experts which is as close as that falls both ways.
+    rounds everywhere, is off by ``EVERYWHERE`` times as much at most.
     """
-    off = [rounded(model, far).logprobs(ids) - logprobs for far in (EVERYWHERE, -EVERYWHERE)]
+    off = [one.logprobs(ids) - logprobs for one in all_rounded(model)]
     return torch.stack(off).abs().amax((0, -1)).tolist()
 
 
@@ -229,9 +244,23 @@ def rounding(model, ids: Sequence[int], logprobs: torch.Tensor) -> list[float]:
 EVERYWHERE = 32
 
 
-def rounded(model, far: float = 1):
-    """A float64 model whose weights are off as float32's are, or so many times as far."""
-    draw = torch.Generator().manual_seed(0)
+# One draw may happen to move a position by next to nothing.  Of 26 thousand positions of Gemmas
+# with adapters one lay at 1.4 times what one draw allows, and none beyond 0.31 of what four do.
+DRAWS = 4
+
+
+def all_rounded(model) -> list:
+    """Models that are as far off as an evaluation in float32 may be.
+
+    Weights are moved both ways, so that a choice of experts which is as close as that falls both
+    ways, and so does a step of an activation.
+    """
+    return [rounded(model, far, draw) for draw in range(DRAWS) for far in (EVERYWHERE, -EVERYWHERE)]
+
+
+def rounded(model, far: float, number: int):
+    """A float64 model whose weights are so many times as far off as float32's are, by a draw."""
+    draw = torch.Generator().manual_seed(number)
     moved = {
         name: weight
         * (1 + far * 2**-24 * torch.randn(weight.shape, generator=draw, dtype=weight.dtype))
