@@ -9,11 +9,12 @@ import pytest
 import tiny_sites
 from checkpoints import write_alice_ai, write_standard
 from facts import FACTS
+from goldens import check_alike
 from jobs import fresh_prompts, run_random, run_verify, verify_job
 from serving import FAMILY_GOLDENS
 
 from attnres_serve.checkpoints.convert.command import convert
-from tests.end_to_end.test_families import CHUNK, check_run, check_zero_queries
+from tests.end_to_end.test_families import CHUNK, check_run, serve_zero_queries
 from tests.end_to_end.test_family_ways import check_every_way
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
@@ -53,7 +54,8 @@ def test_zero_queries_equal_the_same_class_without(tmp_path: Path) -> None:
         seed=11,
         changes={"block_attn_res_block_size": None},
     )
-    check_zero_queries(plain, tmp_path)
+    job, *results = serve_zero_queries(plain, tmp_path)
+    check_alike(tiny_sites.load(tmp_path / "zero"), job, *results)
 
 
 def test_in_every_way(tmp_path, record_property):

@@ -16,7 +16,7 @@ import torch
 from checkpoints import GOLDENS, write_baseline, write_house
 from edited_oracle import mixing_sites, of_a_model, static
 from goldens import (
-    all_rounded,
+    all_moved,
     bound,
     check_against,
     check_all_against,
@@ -205,7 +205,7 @@ def test_statistics(case, folders, changing):
 
 
 def check_statistics(model, pairs: list[tuple[list[int], list[int]]], found: list[Any]) -> None:
-    each = [weights_of(one, pairs) for one in (model, *all_rounded(model))]
+    each = [weights_of(one, pairs) for one in (model, *all_moved(model))]
     assert [site["index"] for site in found] == [*each[0]]
     for site in found:
         for phase in ("prefill", "decode"):

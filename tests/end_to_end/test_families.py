@@ -15,7 +15,7 @@ import tiny_sites
 import torch
 from checkpoints import write_house
 from facts import FACTS
-from goldens import all_rounded, check_alike, check_all_against, check_executed
+from goldens import all_moved, check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_engine, run_named
 from kinds import KINDS
 
@@ -95,19 +95,23 @@ def check_run(
     check_trace(model, max(job["prompts"], key=len), result["trace"])
 
 
-def check_zero_queries(plain: Path, root: Path) -> None:
-    """A checkpoint without sites answers as its copy does whose queries are zero."""
+def serve_zero_queries(plain: Path, root: Path) -> tuple[dict[str, Any], Any, Any]:
+    """Serve a checkpoint without sites, and its copy with queries that are zero.
+
+    Returns:
+        The copy's job, its result, and the other's.
+    """
     convert(str(plain), str(root / "zero"), zero_queries_block_size=3)
     prompts = fresh_prompts((5, 40, 180))
     jobs = [engine_job(plain, prompts, None), engine_job(root / "zero", prompts, "two_phase")]
-    wanted, found = run_engine(jobs, root / "run")["results"]
-    check_alike(wanted, found)
+    without, found = run_engine(jobs, root / "run")["results"]
     check_executed(found, "two_phase", compiled=False)
+    return jobs[1], found, without
 
 
 def check_trace(model: Rewritten, ids: list[int], trace: list[list[Any]]) -> None:
     """Weights and magnitudes of every site, as the float64 model has them."""
-    check_traced(traced(model, ids), [traced(one, ids) for one in all_rounded(model)], trace)
+    check_traced(traced(model, ids), [traced(one, ids) for one in all_moved(model)], trace)
 
 
 def check_traced(wanted: Traced, off: Sequence[Traced], trace: list[list[Any]]) -> None:
@@ -116,7 +120,7 @@ def check_traced(wanted: Traced, off: Sequence[Traced], trace: list[list[Any]]) 
     for site, weights, rms in trace:
         rows = zip((weights, rms), wanted[site], *(one[site] for one in off), (0, FAR), strict=True)
         for found, own, *others, relative in rows:
-            # As in ``goldens.rounding``: the norm on a recurrence's output makes small ones large.
+            # As in ``goldens.judge_of``: the norm on a recurrence's output makes small ones large.
             reach = (torch.stack(others) - own).abs().amax(0)
             assert ((torch.tensor(found) - own).abs() <= FAR + relative * own.abs() + reach).all()
 
@@ -154,7 +158,7 @@ def test_an_edit_of_a_kind_is_the_float64_models(with_mixes, case):
     job, result = run[case]
     model, ids = tiny_sites.load(root / case), max(job["prompts"], key=len)
     edits = edits_of(model.depth, case)
-    runs = [edited_run(one, ids, edits) for one in (model, *all_rounded(model))]
+    runs = [edited_run(one, ids, edits) for one in (model, *all_moved(model))]
     wanted, *off = (of_run(model, one, edits) for one in runs)
     check_traced(wanted, off, result["edited"])
     following = torch.tensor(ids[1:])[:, None]

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_sites
 from checkpoints import write_standard
 from facts import FACTS
-from goldens import check_alike, check_executed, judge_of
+from goldens import check_alike, check_executed
 from jobs import engine_job, fresh_prompts, run_engine
 
 from attnres_serve.checkpoints.convert.command import convert
-from tests.end_to_end.test_families import CASES, CHOSEN, JUDGED, STOCK, chosen, first_case
+from tests.end_to_end.test_families import CASES, CHOSEN, STOCK, chosen, first_case
+from tests.end_to_end.test_sharded_families import JUDGES
 
 pytestmark = [pytest.mark.engine, pytest.mark.families]
 
@@ -50,11 +50,6 @@ def twins(request, tmp_path_factory) -> dict[str, tuple[dict[str, Any], Any, Any
 @pytest.mark.parametrize("name", STOCK)
 def test_zero_queries_equal_the_original_in_plain_vllm(twins, name, record_property):
     job, plain, ours = twins[name]
-    reaches = []
-    if name in JUDGED:
-        judge = judge_of(tiny_sites.load(Path(job["checkpoint"])))
-        answers = zip(job["prompts"], plain["alone"], strict=True)
-        reaches = [judge((*prompt, *answer["tokens"]))[1] for prompt, answer in answers]
-    check_alike(plain, ours, reaches)
+    check_alike(JUDGES[name](Path(job["checkpoint"])), job, ours, plain)
     check_executed(ours, CHOSEN[first_case(name)], compiled=False)
     record_property("shows", (name, "twin"))

@@ -8,10 +8,10 @@ from typing import Any
 
 import fla_models
 import pytest
-from goldens import all_rounded, check_all_against, check_executed
+from goldens import all_moved, check_alike, check_all_against, check_executed
 from jobs import engine_job, fresh_prompts, run_engine, run_random
 
-from tests.end_to_end.test_families import CHUNK, check_traced, check_zero_queries, chosen
+from tests.end_to_end.test_families import CHUNK, check_traced, chosen, serve_zero_queries
 from tests.end_to_end.test_family_ways import SPLIT, TWO
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # FLA's and Transformers'
@@ -74,7 +74,7 @@ def check(model: fla_models.FlaModel, job: dict[str, Any], result: dict[str, Any
     check_all_against(model, job, result, caches_prefixes=False)
     check_executed(result, job["algorithm"], compiled=job["mode"] == "compiled")
     ids = max(job["prompts"], key=len)
-    off = [one.traced(ids) for one in all_rounded(model)]
+    off = [one.traced(ids) for one in all_moved(model)]
     check_traced(model.traced(ids), off, result["trace"])
 
 
@@ -120,4 +120,4 @@ def test_compiled(model_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", fla_models.DELTA)
 def test_zero_queries_equal_the_same_class_without(model_type: str, tmp_path: Path) -> None:
     plain = fla_models.write(tmp_path / "plain", model_type, 11, attnres_block_size=None)
-    check_zero_queries(plain, tmp_path)
+    check_alike(fla_models.load(plain), *serve_zero_queries(plain, tmp_path))

@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 
 from attnres_serve.server import endpoints, lifecycle
 from attnres_serve.server.head_requests import HeadRequests
-from attnres_serve.server.routes import info, models, page, statistics, trace
+from attnres_serve.server.routes import edits, info, models, page, statistics, trace
 
 PARAMETER = re.compile(r"\{.*?\}")
 
@@ -24,7 +24,7 @@ def test_the_page_lists_every_route() -> None:
     listed = {PARAMETER.sub("{}", one) for row in rows for one in re.findall("`(.*?)`", row)}
     ours = {
         f"{method} {PARAMETER.sub('{}', route.path)}"
-        for module in (info, lifecycle, models, page, statistics, trace)
+        for module in (edits, info, lifecycle, models, page, statistics, trace)
         for route in module.router.routes
         for method in route.methods
     }

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -149,51 +149,78 @@ Judge = Callable[[tuple[int, ...]], tuple[torch.Tensor, list[float]]]
 
 
 def judge_of(model) -> Judge:
-    """What a float64 model says of tokens: their logprobs, and how far float32 may lie off."""
+    """What a float64 model says of tokens: their logprobs, and how far float32 may lie off.
+
+    In random models of small weights a few positions lose all but some digits: rounding the weights
+    to float32 alone moves them by 1e-5 to 8e-5, others by 2e-7.  An evaluation in float32, which
+    rounds everywhere, is off by about ``EVERYWHERE`` times as much.
+    """
+    models = all_moved(model)
 
     def judge(ids: tuple[int, ...]) -> tuple[torch.Tensor, list[float]]:
         logprobs = model.logprobs(ids)
-        return logprobs, rounding(model, ids, logprobs)
+        off = torch.stack([one.logprobs(ids) - logprobs for one in models])
+        return logprobs, off.abs().amax((0, -1)).tolist()
 
     return cache(judge)
 
 
-def check_against(judge: Judge, prompt: list[int], answer: dict, where: str) -> list[str]:
-    """Compare an answer with a float64 model: prompt, and the served tokens given themselves."""
+def check_against(
+    judge: Judge, prompt: list[int], answer: dict, where: str, bounds: int = 1
+) -> list[str]:
+    """Compare an answer with a float64 model: prompt, and the served tokens given themselves.
+
+    A logprob may be off by so many ``bounds``.
+    """
     tokens = answer["tokens"]
     logprobs, reach = judge((*prompt, *tokens))
     found = []
     given = answer["prompt_logprobs"]
     for position, token in enumerate(prompt[1:] if given else ()):
         want = float(logprobs[position, token])
-        if not abs(given[position] - want) <= bound(want) + reach[position]:
+        if not abs(given[position] - want) <= bounds * bound(want) + reach[position]:
             found.append(f"{where}: prompt token {position + 1}: {given[position]}, not {want}")
     for step, (token, value) in enumerate(zip(tokens, answer["logprobs"], strict=True)):
         position = len(prompt) - 1 + step
         row = logprobs[position]
         best, want = float(row.max()), float(row[token])
-        if not abs(value - want) <= bound(want) + reach[position]:
+        if not abs(value - want) <= bounds * bound(want) + reach[position]:
             found.append(f"{where}: output token {step}: {value}, not {want}")
         if best - want > SMALL_GAP + 2 * reach[position]:
             found.append(f"{where}: output token {step} is not the greedy choice")
     return found
 
 
+def check_rows(judge: Judge, rows: Sequence[tuple[str, list[int], dict[str, Any], int]]) -> None:
+    """Compare answers with a float64 model: where each is from, its prompt, itself and its bounds.
+
+    One whose experts are almost tied at an early token is allowed much from there on, others must
+    be judged closely: of 500 prompts 98 in 100 are allowed less than 3e-3 in their middle.
+    """
+    found = [
+        fault
+        for where, prompt, answer, bounds in rows
+        for fault in check_against(judge, prompt, answer, where, bounds)
+    ]
+    assert not found, "\n".join(found)
+    reaches = [judge((*prompt, *answer["tokens"]))[1] for _, prompt, answer, _ in rows]
+    assert min(map(median, reaches)) < CLOSELY
+
+
 def check_answers(model, job: dict[str, Any], result: dict[str, Any], cached: bool = False) -> None:
     """Compare every answer of a job with a float64 model: alone, in a batch, and once more."""
-    judge, prompts = judge_of(model), job["prompts"]
     rows = [
         (kind, *pair)
         for kind in ("alone", "batch")
-        for pair in zip(prompts, result[kind], strict=True)
+        for pair in zip(job["prompts"], result[kind], strict=True)
     ]
     if cached:
-        rows.append(("cached", max(prompts, key=len), result["cached"]))
-    found = []
-    for kind, prompt, answer in rows:
-        where = f"{job['algorithm']}, {job['options']}, {kind}, {len(prompt)} tokens"
-        found += check_against(judge, prompt, answer, where)
-    assert not found, "\n".join(found)
+        rows.append(("cached", max(job["prompts"], key=len), result["cached"]))
+    where = f"{job['algorithm']}, {job['options']}"
+    check_rows(
+        judge_of(model),
+        [(f"{where}, {kind}, {len(one)} tokens", one, answer, 1) for kind, one, answer in rows],
+    )
 
 
 def check_all_against(
@@ -204,66 +231,47 @@ def check_all_against(
     check_answers(model, job, result, cached=True)
 
 
-def check_alike(
-    wanted: dict[str, Any], found: dict[str, Any], reaches: Sequence[Sequence[float]] = ()
-) -> None:
-    """Compare the answers alone of two engines that compute one function.
+def check_alike(model, job: dict[str, Any], found: dict[str, Any], plain: dict[str, Any]) -> None:
+    """The answers alone of a job whose queries are zero, and those of an engine without sites.
 
-    A greedy choice may fall either way where both logprobs are as close as that; what follows it
-    differs.
-
-    Args:
-        wanted, found: their results.
-        reaches: of each prompt with its answer, how far float32 may lie off, as a judge says.
+    One float64 model judges both.  The mean over sources, whose norm has its eps, is up to a bound
+    off the sum, so each may be off by one more.
     """
-    for at, (one, other) in enumerate(zip(wanted["alone"], found["alone"], strict=True)):
-        tokens = zip(one["tokens"], other["tokens"], strict=True)
-        alike = len([*takewhile(lambda pair: pair[0] == pair[1], tokens)])
-        rows = [
-            answer["prompt_logprobs"] + answer["logprobs"][: alike + 1] for answer in (one, other)
-        ]
-        for position, (a, b) in enumerate(zip(*rows, strict=True)):
-            reach = reaches[at][position] if reaches else 0.0
-            # Each of the two may be off by one bound.
-            assert abs(a - b) <= 2 * (bound(b) + reach), (at, position, a, b, reach)
+    rows = [
+        (where, prompt, answer, 2)
+        for where, result in (("zero queries", found), ("no sites", plain))
+        for prompt, answer in zip(job["prompts"], result["alone"], strict=True)
+    ]
+    check_rows(judge_of(model), rows)
 
 
-def rounding(model, ids: Sequence[int], logprobs: torch.Tensor) -> list[float]:
-    """How far float32 may lie off at each position for how its sources cancel there.
-
-    In random models of small weights a few positions lose all but some digits: rounding the weights
-    to float32 alone moves them by 1e-5 to 8e-5, others by 2e-7.  An evaluation in float32, which
-    rounds everywhere, is off by ``EVERYWHERE`` times as much at most.
-    """
-    off = [one.logprobs(ids) - logprobs for one in all_rounded(model)]
-    return torch.stack(off).abs().amax((0, -1)).tolist()
-
+# How far off the middle position of a prompt may be that is judged closely.
+CLOSELY = 1e-2
 
 # Times as far off as rounded weights alone, where everything is rounded: a number passes through
 # about a thousand roundings, of which those of its weights are one, and they add up as its root.
 EVERYWHERE = 32
-
 
 # One draw may happen to move a position by next to nothing.  Of 26 thousand positions of Gemmas
 # with adapters one lay at 1.4 times what one draw allows, and none beyond 0.31 of what four do.
 DRAWS = 4
 
 
-def all_rounded(model) -> list:
+def all_moved(model) -> list:
     """Models that are as far off as an evaluation in float32 may be.
 
     Weights are moved both ways, so that a choice of experts which is as close as that falls both
     ways, and so does a step of an activation.
     """
-    return [rounded(model, far, draw) for draw in range(DRAWS) for far in (EVERYWHERE, -EVERYWHERE)]
+    return [moved(model, far, draw) for draw in range(DRAWS) for far in (EVERYWHERE, -EVERYWHERE)]
 
 
-def rounded(model, far: float, number: int):
+def moved(model, far: float, number: int):
     """A float64 model whose weights are so many times as far off as float32's are, by a draw."""
     draw = torch.Generator().manual_seed(number)
-    moved = {
+    weights = {
         name: weight
         * (1 + far * 2**-24 * torch.randn(weight.shape, generator=draw, dtype=weight.dtype))
         for name, weight in model.weights.items()
     }
-    return replace(model, weights=moved)
+    return replace(model, weights=weights)
