@@ -21,6 +21,7 @@ from goldens import (
     check_against,
     check_all_against,
     check_executed,
+    farthest,
     judge_of,
 )
 from jobs import engine_job, fresh_prompts, run_named
@@ -210,7 +211,7 @@ def check_statistics(model, pairs: list[tuple[list[int], list[int]]], found: lis
     for site in found:
         for phase in ("prefill", "decode"):
             own, *off = (weights[site["index"]][phase] for weights in each)
-            reach = torch.stack([(one - own).abs() for one in off]).amax(0).mean(0) + FAR
+            reach = farthest(own, off).mean(0) + FAR
             wanted = {"mean": (own, reach), "second_moment": (own**2, 2 * reach)}
             for key, (table, far) in wanted.items():
                 assert ((torch.tensor(site[phase][key]) - table.mean(0)).abs() <= far).all()
